@@ -1,0 +1,41 @@
+// All ranks see the headers of all ranks, after ceil(log2 P) exchanges: in round k each rank passes on the 2^k headers
+// it holds to the rank 2^k seats down, and doubles what it knows (Bruck et al., IEEE TPDS 8(11), 1997).
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "comm/transport.h"
+
+namespace ringattn {
+
+static_assert(std::is_trivially_copyable_v<CallHeader>);
+
+std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader& own) {
+  const int P = transport.world_size();
+  const int rank = transport.rank();
+  const std::int64_t bytes = sizeof(CallHeader);
+
+  // Row j holds the header of rank (rank + j) % P.
+  at::Tensor rows = at::empty({P, bytes}, at::kByte);
+  std::memcpy(rows.data_ptr(), &own, sizeof(own));
+  rows = rows.to(transport.header_device());
+  for (int known = 1; known < P; known *= 2) {
+    const int more = std::min(known, P - known);
+    transport
+        .post({{rows.narrow(0, 0, more), (rank - known + P) % P}},
+              {{rows.narrow(0, known, more), (rank + known) % P}})
+        ->wait();
+  }
+
+  rows = rows.cpu();
+  std::vector<CallHeader> headers(P);
+  for (int j = 0; j < P; ++j) {
+    const auto* row = static_cast<const std::uint8_t*>(rows.data_ptr()) + j * bytes;
+    std::memcpy(static_cast<void*>(&headers[(rank + j) % P]), row, sizeof(CallHeader));
+  }
+  return headers;
+}
+
+}  // namespace ringattn

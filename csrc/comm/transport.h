@@ -1,0 +1,48 @@
+// Transport: how the ranks of one ring exchange tensors. The ring loops know nothing else about communication.
+//
+// An exchange is a set of sends and receives posted together and waited for together, so that no order of ranks can
+// deadlock. Both sides must agree on the bytes of every message beforehand: the header sees to that (handshake.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/header.h"
+
+namespace ringattn {
+
+// A contiguous tensor and the rank it goes to or comes from. Messages between the same two ranks pair up in order.
+struct Message {
+  at::Tensor tensor;
+  int peer = 0;
+};
+
+// An exchange under way. The tensors are kept alive and must not be written (sends) or touched (receives) before
+// wait() returns. Destroying an exchange that was not waited for aborts or drains it first.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  virtual void wait() = 0;  // throws RingError
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // Where tensors of headers must lie to travel.
+  virtual at::Device header_device() const = 0;
+
+  // Empty messages are not sent. Throws RingError.
+  virtual std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives) = 0;
+};
+
+// Shows this rank's header to all ranks and returns the headers of all, by rank.
+std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader& own);
+
+}  // namespace ringattn

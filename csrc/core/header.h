@@ -1,0 +1,64 @@
+// The header that every rank shows the others before any payload moves: what it is about to do, as numbers with names.
+//
+// All ranks see the headers of all, so all come to the same verdict and raise the same error, instead of hanging or
+// computing with each other's wrong bytes. A rank that refuses its own input sends a header that says so.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ringattn {
+
+enum class Op : std::int64_t { ring_forward, ring_backward, gather, refuse };
+
+// In the order in which disagreements are reported. Adding one: here and in the table of header.cpp.
+enum class Field : int {
+  protocol,
+  op,
+  call,
+  dtype,  // a c10::ScalarType
+  layout,
+  seq_len,
+  key_seq_len,
+  batch,
+  query_heads,
+  key_heads,
+  head_dim,
+  causal,
+  window_left,
+  window_right,
+  document_count,
+  document_hash,
+  scale,
+  deterministic,
+  needs_grad,
+  gather_dim,
+  gather_outer,
+  gather_inner,
+  count  // not a field
+};
+
+struct CallHeader {
+  static constexpr std::int64_t kProtocol = 0x52494e4741545431;  // changes with the meaning of the fields
+  static constexpr std::int64_t kUnset = INT64_MIN;              // a field that this operator does not have
+
+  std::int64_t fields[static_cast<int>(Field::count)];
+  std::int64_t refused;
+  char reason[256];  // why, if refused; always terminated
+
+  CallHeader();
+  void set(Field field, std::int64_t value) { fields[static_cast<int>(field)] = value; }
+  void set(Field field, double value);  // its bits
+  std::int64_t get(Field field) const { return fields[static_cast<int>(field)]; }
+  void refuse(const std::string& text);
+};
+
+// A hash of the document bounds, the same on every machine (FNV-1a over little-endian 32-bit numbers).
+std::int64_t document_hash(const std::vector<std::int32_t>& bounds);
+
+// What is wrong with a set of headers, one per rank: a refusal first, else the first field on which two ranks differ,
+// with both values. Empty if nothing is. Every rank that looks at the same headers gets the same text.
+std::string verdict(const std::vector<CallHeader>& headers);
+
+}  // namespace ringattn

@@ -1,0 +1,33 @@
+// The inner loops of one instruction set. CMake compiles this file several times, with RINGATTN_CPU_CAPABILITY naming
+// the namespace of its table and compiler flags naming the instructions.
+//
+// Everything but the table has internal linkage, and no standard header but <cstdint> is seen: code that uses new
+// instructions must not be a candidate when the linker merges equal functions of different objects.
+#include "cpu/micro.h"
+
+#include "cpu/micro_vector.h"
+// Each of these opens the anonymous namespace that micro_vector.h began.
+#include "cpu/micro_convert.h"
+#include "cpu/micro_product.h"
+#include "cpu/micro_softmax.h"
+
+namespace ringattn::cpu::RINGATTN_CPU_CAPABILITY {
+
+extern const MicroTable table;
+
+namespace {
+
+template <typename A>
+constexpr Micro<A> micro_of() {
+  return {multiply<A>,      add_outer<A>,       column_max<A>, exponentials<A>, advance<A>,
+          scale_columns<A>, score_gradients<A>, transpose<A>,  all_finite<A>};
+}
+
+}  // namespace
+
+constexpr MicroTable table = {micro_of<double>(),
+                              micro_of<float>(),
+                              {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>,
+                               narrow_row<Float16Format>}};
+
+}  // namespace ringattn::cpu::RINGATTN_CPU_CAPABILITY

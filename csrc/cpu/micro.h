@@ -1,0 +1,95 @@
+// The table of inner loops that is compiled once per instruction set, and chosen once at run time.
+//
+// Everything that costs time per pair of a query and a key is here; the kernels above it are plain C++. A tile of
+// scores is stored [N][kLanes]: a row per key and a lane per query, so that the statistics of a query row are
+// elementwise over lanes and nothing is ever reduced across a vector. A is float or double.
+//
+// This header is included by objects that are compiled for newer CPUs than the rest of the program. It must hold no
+// function, and include no header with inline functions: the linker could keep their copy for every CPU.
+#pragma once
+
+#include <cstdint>
+
+namespace ringattn::cpu {
+
+inline constexpr std::int64_t kLanes = 64;       // queries of a tile, M
+inline constexpr std::int64_t kRowPadding = 16;  // scratch rows are padded with zeros to a multiple of this
+
+// c[i][j] = (accumulate ? c[i][j] : 0) + sum over k of a[i * a_row_stride + k * a_depth_stride] * b[k][j]
+//
+// for i < rows, k < depth, j < columns. The sum runs upwards in k and is the same chain of operations for an element
+// whatever the sizes are. b and c have rows of `columns`, a multiple of kRowPadding, contiguous elements.
+template <typename A>
+struct Product {
+  A* c;
+  std::int64_t c_stride;
+  const A* a;
+  std::int64_t a_row_stride, a_depth_stride;
+  const A* b;
+  std::int64_t b_stride;
+  std::int64_t rows, depth, columns;
+  bool accumulate;
+};
+
+// What P is rounded to before the product with V.
+enum class Rounding : std::int32_t { none, bfloat16, float16 };
+
+template <typename A>
+struct Micro {
+  void (*multiply)(const Product<A>& product);
+
+  // c[i][j] += a[i * a_stride] * b[j] for j in [begin, end): the same operation as a step of multiply, but no lane
+  // outside the range is touched.
+  void (*add_outer)(A* c, std::int64_t c_stride, const A* a, std::int64_t a_stride, const A* b, std::int64_t rows,
+                    std::int64_t begin, std::int64_t end);
+
+  // m[lane] = the maximum of m[lane] and scores[n][lane] over n < rows; NaN if any of them is NaN.
+  void (*column_max)(const A* scores /*[rows][kLanes]*/, std::int64_t rows, A* m /*[kLanes]*/);
+
+  // scores = exp2((scores - m) * c), sum[lane] = their sum over n, and then scores are rounded.
+  void (*exponentials)(A* scores /*[rows][kLanes]*/, std::int64_t rows, const A* m, A c, A* sum, Rounding rounding);
+
+  // Moves l from the reference m_old to m_new and adds sum to it; factor[lane] is what o must be multiplied by, or
+  // kOverwrite where the old reference was -inf and o must become 0. Lanes with visible[lane] == 0 keep l and get the
+  // factor 1; visible may be null: all are. Returns whether any factor differs from 1.
+  bool (*advance)(const A* m_old, const A* m_new, A c, const A* visible, const A* sum, A* l, A* factor);
+
+  // o[d][lane] = factor[lane] is kOverwrite ? 0 : o[d][lane] * factor[lane]
+  void (*scale_columns)(A* o /*[rows][kLanes]*/, std::int64_t rows, const A* factor);
+
+  // P = exp2(c * scores - lse2), in place of scores, and dS = P * (dP - delta) * scale, in place of gradients (may be
+  // null: then only P).
+  void (*score_gradients)(A* scores /*[rows][kLanes]*/, A* gradients /*[rows][kLanes]*/, std::int64_t rows,
+                          const A* lse2, const A* delta, A c, A scale);
+
+  // target[j][i] = source[i][j]; rows and columns are multiples of 4.
+  void (*transpose)(const A* source, std::int64_t source_stride, A* target, std::int64_t target_stride,
+                    std::int64_t rows, std::int64_t columns);
+
+  // No element is infinite or NaN.
+  bool (*all_finite)(const A* data, std::int64_t stride, std::int64_t rows, std::int64_t columns);
+};
+
+inline constexpr int kOverwrite = -1;  // no true factor is negative
+
+// Rows of 16-bit floats to rows of float, and back, rounding to nearest even. Elements are whole numbers of elements
+// apart; the target of widen is filled with zeros from `columns` to `padded_columns`.
+struct Conversions {
+  using Widen = void (*)(const std::uint16_t* source, std::int64_t source_stride, float* target,
+                         std::int64_t target_stride, std::int64_t rows, std::int64_t columns,
+                         std::int64_t padded_columns);
+  using Narrow = void (*)(const float* source, std::uint16_t* target, std::int64_t count);
+  Widen widen_bfloat16, widen_float16;
+  Narrow narrow_bfloat16, narrow_float16;
+};
+
+struct MicroTable {
+  Micro<double> float64;
+  Micro<float> float32;
+  Conversions conversions;
+};
+
+// The table of the instruction set in use.
+const MicroTable& micro_table();
+
+}  // namespace ringattn::cpu
