@@ -5,8 +5,6 @@
 // instructions must not be a candidate when the linker merges equal functions of different objects.
 #include "cpu/micro.h"
 
-#include "cpu/micro_vector.h"
-// Each of these opens the anonymous namespace that micro_vector.h began.
 #include "cpu/micro_convert.h"
 #include "cpu/micro_product.h"
 #include "cpu/micro_softmax.h"

@@ -28,11 +28,11 @@ struct BFloat16Format {
 struct Float16Format {
 #if defined(__AVX512F__)
   static Vector<float> widen(HalfBits half) {
-    return reinterpret_cast<Vector<float>>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(half)));
+    return reinterpret_cast<Vector<float>>(_mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(half)));
   }
   static HalfBits narrow(Vector<float> x) {
     return reinterpret_cast<HalfBits>(
-        _mm512_cvtps_ph(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
   }
 #elif defined(__F16C__)
   static Vector<float> widen(HalfBits half) {
@@ -97,23 +97,38 @@ void narrow_row(const float* source, std::uint16_t* target, std::int64_t columns
   }
 }
 
+template <int... Indices, typename V>
+inline V shuffle(V first, V second) {
+#if defined(__clang__)
+  return __builtin_shufflevector(first, second, Indices...);
+#else
+  typedef decltype(first < second) Index;
+  return __builtin_shuffle(first, second, Index{Indices...});
+#endif
+}
+
 template <typename A>
 void transpose(const A* source, std::int64_t source_stride, A* target, std::int64_t target_stride, std::int64_t rows,
                std::int64_t columns) {
-  typedef A Four __attribute__((vector_size(4 * sizeof(A))));
-  typedef decltype(Four{} < Four{}) Index;
   for (std::int64_t j = 0; j < columns; j += 4) {
     for (std::int64_t i = 0; i < rows; i += 4) {
       const A* from = source + i * source_stride + j;
       A* to = target + j * target_stride + i;
-      const Four r0 = load<Four>(from), r1 = load<Four>(from + source_stride);
-      const Four r2 = load<Four>(from + 2 * source_stride), r3 = load<Four>(from + 3 * source_stride);
-      const Four t0 = __builtin_shuffle(r0, r1, Index{0, 4, 1, 5}), t1 = __builtin_shuffle(r0, r1, Index{2, 6, 3, 7});
-      const Four t2 = __builtin_shuffle(r2, r3, Index{0, 4, 1, 5}), t3 = __builtin_shuffle(r2, r3, Index{2, 6, 3, 7});
-      store(to, __builtin_shuffle(t0, t2, Index{0, 1, 4, 5}));
-      store(to + target_stride, __builtin_shuffle(t0, t2, Index{2, 3, 6, 7}));
-      store(to + 2 * target_stride, __builtin_shuffle(t1, t3, Index{0, 1, 4, 5}));
-      store(to + 3 * target_stride, __builtin_shuffle(t1, t3, Index{2, 3, 6, 7}));
+      if constexpr (sizeof(A) == sizeof(float)) {
+        typedef A Four __attribute__((vector_size(16)));
+        const Four r0 = load<Four>(from), r1 = load<Four>(from + source_stride);
+        const Four r2 = load<Four>(from + 2 * source_stride), r3 = load<Four>(from + 3 * source_stride);
+        const Four t0 = shuffle<0, 4, 1, 5>(r0, r1), t1 = shuffle<2, 6, 3, 7>(r0, r1);
+        const Four t2 = shuffle<0, 4, 1, 5>(r2, r3), t3 = shuffle<2, 6, 3, 7>(r2, r3);
+        store(to, shuffle<0, 1, 4, 5>(t0, t2));
+        store(to + target_stride, shuffle<2, 3, 6, 7>(t0, t2));
+        store(to + 2 * target_stride, shuffle<0, 1, 4, 5>(t1, t3));
+        store(to + 3 * target_stride, shuffle<2, 3, 6, 7>(t1, t3));
+      } else {
+        for (int x = 0; x < 4; ++x) {
+          for (int y = 0; y < 4; ++y) to[x * target_stride + y] = from[y * source_stride + x];
+        }
+      }
     }
   }
 }

@@ -7,8 +7,10 @@ target_include_directories(torch_on_disk SYSTEM INTERFACE
   "${RINGATTN_TORCH_DIR}/include"
   "${RINGATTN_TORCH_DIR}/include/torch/csrc/api/include")
 foreach(name IN ITEMS torch torch_cpu c10)
-  find_library(RINGATTN_LIB_${name} ${name} PATHS "${RINGATTN_TORCH_DIR}/lib" NO_DEFAULT_PATH REQUIRED)
-  target_link_libraries(torch_on_disk INTERFACE "${RINGATTN_LIB_${name}}")
+  # Not cached: RINGATTN_TORCH_DIR may change from one build to the next.
+  unset(library)
+  find_library(library ${name} PATHS "${RINGATTN_TORCH_DIR}/lib" NO_DEFAULT_PATH NO_CACHE REQUIRED)
+  target_link_libraries(torch_on_disk INTERFACE "${library}")
 endforeach()
 target_compile_definitions(torch_on_disk INTERFACE USE_DISTRIBUTED)
 target_link_libraries(torch_on_disk INTERFACE OpenMP::OpenMP_CXX)

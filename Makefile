@@ -1,0 +1,79 @@
+# From a bare machine (python3, g++, make, git) to a demo or a test run in one command. Everything goes into .venv.
+#
+#   make demo    train a small model on real text over 4 ranks     TEXT=file, DEMO_ARGS="--steps 2"
+#   make test    all tests                                         PYTEST_ARGS="-k ring -x"
+#   make lint, make format, make wheel, make build, make clean
+#
+# TORCH=2.14.1 chooses another torch and rebuilds for it; MAX_JOBS=n limits the compilers that run at a time.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+TORCH ?= 2.13.0
+PYTHON3 ?= python3
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check
+STAMPS := $(VENV)/stamps
+TORCH_STAMP := $(STAMPS)/torch-$(TORCH)
+# Folders too: their times change when a file is added or deleted.
+SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.py $(shell find csrc third_party)
+CPP_FILES = $(shell find $(wildcard csrc tests bench examples) \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \))
+
+.PHONY: help demo test build lint format wheel clean
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+demo: build
+	$(PYTHON) examples/train_demo.py $(if $(TEXT),--text "$(TEXT)") $(DEMO_ARGS)
+
+test: build
+	$(PYTHON) -m pytest tests $(PYTEST_ARGS)
+
+# An editable install: Python sources are used where they lie, C++ sources are compiled when one has changed.
+build: $(STAMPS)/built
+$(STAMPS)/built: $(TORCH_STAMP) $(SOURCES)
+	$(PIP) install --no-build-isolation -e '.[demo,test]'
+	touch $@
+
+# One torch at a time, so the stamp of another one goes. The build requirements are those of pyproject.toml.
+$(TORCH_STAMP): $(STAMPS)/venv
+	rm -f $(STAMPS)/torch-*
+	$(PIP) install "torch==$(TORCH)"
+	touch $@
+
+$(STAMPS)/venv: pyproject.toml
+	@command -v $(PYTHON3) > /dev/null || { echo "make: $(PYTHON3) was not found; Python 3.11 or newer is needed"; exit 1; }
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$($(PYTHON3) --version) is too old; name a Python 3.11 or newer: make PYTHON3=python3.11"; exit 1; }
+	@$(PYTHON3) -c 'import ensurepip, sysconfig, venv; open(sysconfig.get_path("include") + "/Python.h")' 2> /dev/null || { \
+	  echo "make: $(PYTHON3) lacks venv or Python.h; on Debian: apt-get install -y python3-venv python3-dev"; exit 1; }
+	@command -v g++ > /dev/null || { echo "make: g++ was not found; on Debian: apt-get install -y g++"; exit 1; }
+	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
+	$(PIP) install --upgrade pip setuptools wheel
+	$(PIP) install $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
+	mkdir -p $(STAMPS)
+	touch $@
+
+$(STAMPS)/lint: $(STAMPS)/venv pyproject.toml
+	$(PIP) install --group lint
+	touch $@
+
+lint: $(STAMPS)/lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(STAMPS)/lint
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+wheel: $(TORCH_STAMP)
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist python/*.egg-info python/ringattn_ext/_C*.so python/ringattn_ext/_build_info.py $(STAMPS)/built

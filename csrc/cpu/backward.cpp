@@ -1,0 +1,269 @@
+// The backward kernel: scores are computed again from the inputs and lse, in two passes that own what they write.
+//
+// Per tile of queries (lanes m) and keys (n), all in A, with c = scale * log2(e):
+//   P[n][m]   = 2^(c * sum_d K[n][d] * Qt[d][m] - log2(e) * lse[m])
+//   dS[n][m]  = P[n][m] * (sum_d V[n][d] * dOt[d][m] - delta[m]) * scale
+//   dV[n][d] += sum_m P[n][m] * dO[m][d]         pass over keys: a task owns up to kTaskKeys rows of dK and dV and
+//   dK[n][d] += sum_m dS[n][m] * Q[m][d]         loops over the query heads of its group and their tiles
+//   dQt[d][m] += sum_n K[n][d] * dS[n][m]        pass over queries: a task owns a tile of dQ, loops over key tiles
+//
+// The order inside a task is fixed, so the bits do not depend on the threads. Masked pairs have P = dS = 0; where the
+// other factor is not finite the sums skip them, because 0 * NaN would leak.
+#include "cpu/backward.h"
+
+#include "cpu/scratch.h"
+#include "cpu/state.h"
+#include "cpu/tiles.h"
+
+namespace ringattn::cpu {
+namespace {
+
+constexpr std::int32_t kTileKeys = 64;   // keys of a tile of scores
+constexpr std::int32_t kTaskKeys = 256;  // keys whose gradients a task of the pass over keys owns
+
+// A tile of queries with all that backward needs of it, and room for its scores.
+template <typename T>
+class QueryTile {
+  using A = Accumulator<T>;
+
+ public:
+  static constexpr int kArrays = 8;
+  static std::int64_t elements(std::int64_t D) { return 4 * kLanes * padded(D) + 2 * kTileKeys * kLanes + 2 * kLanes; }
+
+  QueryTile(const BlockArgs& args, Scratch& scratch) : args_(args), D_(padded(args.D)) {
+    query_ = scratch.take<A>(kLanes * D_);
+    query_t_ = scratch.take<A>(kLanes * D_);
+    grad_out_ = scratch.take<A>(kLanes * D_);
+    grad_out_t_ = scratch.take<A>(kLanes * D_);
+    p_ = scratch.take<A>(kTileKeys * kLanes);
+    ds_ = scratch.take<A>(kTileKeys * kLanes);
+    lse2_ = scratch.take<A>(kLanes);
+    delta_ = scratch.take<A>(kLanes);
+  }
+
+  void load(std::int64_t b, std::int64_t h, const Tile& queries) {
+    queries_ = queries;
+    load_rows(rows_at<const T>(args_.query, b, h, queries.row), query_, query_t_);
+    load_rows(rows_at<const T>(args_.grad_out, b, h, queries.row), grad_out_, grad_out_t_);
+    const std::int64_t row = state_row(args_, b, h) + queries.row;
+    std::fill_n(lse2_, kLanes, A{0});
+    std::fill_n(delta_, kLanes, A{0});
+    for (std::int64_t i = 0; i < queries.count(); ++i) {
+      lse2_[i] = static_cast<const A*>(args_.lse)[row + i] * static_cast<A>(kLog2E);
+      delta_[i] = static_cast<const A*>(args_.delta)[row + i];
+    }
+  }
+
+  // P and, if wanted, dS of the keys of a tile from `first` on; zero where the mask hides the pair.
+  void score(RowSpan<const A> key, RowSpan<const A> value, std::int64_t count, const VisiblePairs* pairs,
+             bool with_gradients) {
+    const Micro<A>& kernels = micro<A>();
+    Product<A> product = {.c = p_, .c_stride = kLanes, .a = key.data, .a_row_stride = key.stride, .a_depth_stride = 1,
+                          .b = query_t_, .b_stride = kLanes, .rows = count, .depth = args_.D, .columns = kLanes,
+                          .accumulate = false};
+    kernels.multiply(product);
+    if (with_gradients) {
+      product.c = ds_;
+      product.a = value.data;
+      product.a_row_stride = value.stride;
+      product.b = grad_out_t_;
+      kernels.multiply(product);
+    }
+    kernels.score_gradients(p_, with_gradients ? ds_ : nullptr, count, lse2_, delta_,
+                            static_cast<A>(args_.scale * kLog2E), static_cast<A>(args_.scale));
+    if (!pairs) return;
+    pairs->fill_invisible(p_, A{0});
+    if (with_gradients) pairs->fill_invisible(ds_, A{0});
+  }
+
+  // grad_value[n][d] += sum_m P[n][m] * dO[m][d]
+  void add_grad_value(A* grad_value, std::int64_t count, const VisiblePairs* pairs) const {
+    add_over_queries(p_, grad_out_, grad_value, count, pairs);
+  }
+
+  // grad_key[n][d] += sum_m dS[n][m] * Q[m][d]
+  void add_grad_key(A* grad_key, std::int64_t count, const VisiblePairs* pairs) const {
+    add_over_queries(ds_, query_, grad_key, count, pairs);
+  }
+
+  // grad_query_t[d][m] += sum_n K[n][d] * dS[n][m]
+  void add_grad_query(A* grad_query_t, RowSpan<const A> key, std::int64_t count, const VisiblePairs* pairs) const {
+    const Micro<A>& kernels = micro<A>();
+    if (pairs && !kernels.all_finite(key.data, key.stride, count, args_.D)) {
+      for (std::int32_t i = 0; i < count; ++i) {
+        const std::int32_t n = pairs->first_key + i;
+        kernels.add_outer(grad_query_t, kLanes, key.row(i), 1, ds_ + i * kLanes, args_.D, pairs->begin[n],
+                          pairs->end[n]);
+      }
+      return;
+    }
+    kernels.multiply({.c = grad_query_t, .c_stride = kLanes, .a = key.data, .a_row_stride = 1,
+                      .a_depth_stride = key.stride, .b = ds_, .b_stride = kLanes, .rows = args_.D, .depth = count,
+                      .columns = kLanes, .accumulate = true});
+  }
+
+ private:
+  void load_rows(RowSpan<const T> source, A* rows, A* columns) {
+    copy_rows<T>(source, queries_.count(), args_.D, rows);
+    std::fill(rows + queries_.count() * D_, rows + kLanes * D_, A{0});
+    micro<A>().transpose(rows, D_, columns, kLanes, kLanes, D_);
+  }
+
+  // target[n][d] += sum over the tile's queries of weights[n][m] * rows[m][d]
+  void add_over_queries(const A* weights, const A* rows, A* target, std::int64_t count,
+                        const VisiblePairs* pairs) const {
+    const Micro<A>& kernels = micro<A>();
+    Product<A> product = {.c = target, .c_stride = D_, .a = weights, .a_row_stride = kLanes, .a_depth_stride = 1,
+                          .b = rows, .b_stride = D_, .rows = count, .depth = queries_.count(), .columns = D_,
+                          .accumulate = true};
+    if (pairs && !kernels.all_finite(rows, D_, queries_.count(), D_)) {
+      product.rows = 1;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t n = pairs->first_key + i;
+        product.c = target + i * D_;
+        product.a = weights + i * kLanes + pairs->begin[n];
+        product.b = rows + pairs->begin[n] * D_;
+        product.depth = pairs->end[n] - pairs->begin[n];
+        kernels.multiply(product);
+      }
+      return;
+    }
+    kernels.multiply(product);
+  }
+
+  const BlockArgs& args_;
+  const std::int64_t D_;  // padded
+  Tile queries_;
+  A *query_, *grad_out_ /*[kLanes][D]*/, *query_t_, *grad_out_t_ /*[D][kLanes]*/;
+  A *p_, *ds_ /*[kTileKeys][kLanes]*/, *lse2_, *delta_ /*[kLanes]*/;
+};
+
+// Calls body(first, count, pairs) with the keys of a tile that queries may see, if there are any.
+template <typename Function>
+void with_visible_keys(const Tile& queries, const Segment& keys, const Mask& mask, const Function& body) {
+  const Visibility visibility = ringattn::visibility(queries.segment, keys, mask);
+  if (visibility == Visibility::skip) return;
+  if (visibility == Visibility::full) return body(0, keys.length, nullptr);
+  const VisiblePairs pairs(queries.segment, keys, mask);
+  body(pairs.first_key, pairs.end_key - pairs.first_key, &pairs);
+}
+
+// target row += source row, for `count` rows of a gradient.
+template <typename A>
+void add_rows(const A* source, std::int64_t source_stride, RowSpan<A> target, std::int64_t count, std::int64_t D) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    A* to = target.row(i);
+    const A* from = source + i * source_stride;
+    for (std::int64_t d = 0; d < D; ++d) to[d] += from[d];
+  }
+}
+
+template <typename T>
+void backward_keys(const BlockArgs& args, std::int64_t b, std::int64_t kv_head, const Tile& keys,
+                   const std::vector<Tile>& query_tiles) {
+  using A = Accumulator<T>;
+  const std::int64_t D = padded(args.D), group = args.Hq / args.Hkv;
+  const std::int64_t widened = kIsAccumulator<T> ? 0 : kTaskKeys * D;
+  Scratch& scratch = Scratch::of_this_thread();
+  scratch.reserve((2 * kTaskKeys * D + 2 * widened + QueryTile<T>::elements(args.D)) *
+                      static_cast<std::int64_t>(sizeof(A)), 4 + QueryTile<T>::kArrays);
+  A* grad_key = scratch.take<A>(kTaskKeys * D);
+  A* grad_value = scratch.take<A>(kTaskKeys * D);
+  const auto key = rows_in_accumulator<T>(rows_at<const T>(args.key, b, kv_head, keys.row), keys.count(), args.D,
+                                          scratch.take<A>(widened));
+  const auto value = rows_in_accumulator<T>(rows_at<const T>(args.value, b, kv_head, keys.row), keys.count(), args.D,
+                                            scratch.take<A>(widened));
+  QueryTile<T> tile(args, scratch);
+  std::fill_n(grad_key, keys.count() * D, A{0});
+  std::fill_n(grad_value, keys.count() * D, A{0});
+
+  for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    for (const Tile& queries : query_tiles) {
+      if (!any_visible(queries.segment, keys.segment, args.mask)) continue;
+      tile.load(b, h, queries);
+      for (std::int32_t offset = 0; offset < keys.count(); offset += kTileKeys) {
+        const Segment part = keys.segment.part(offset, std::min(kTileKeys, keys.count() - offset));
+        with_visible_keys(queries, part, args.mask,
+                          [&](std::int32_t first, std::int32_t count, const VisiblePairs* pairs) {
+                            const std::int64_t row = offset + first;
+                            tile.score({key.row(row), key.stride}, {value.row(row), value.stride}, count, pairs,
+                                       args.grad_key.data != nullptr);
+                            if (args.grad_value.data) tile.add_grad_value(grad_value + row * D, count, pairs);
+                            if (args.grad_key.data) tile.add_grad_key(grad_key + row * D, count, pairs);
+                          });
+      }
+    }
+  }
+  if (args.grad_key.data) {
+    add_rows(grad_key, D, rows_at<A>(args.grad_key, b, kv_head, keys.row), keys.count(), args.D);
+  }
+  if (args.grad_value.data) {
+    add_rows(grad_value, D, rows_at<A>(args.grad_value, b, kv_head, keys.row), keys.count(), args.D);
+  }
+}
+
+template <typename T>
+void backward_queries(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries,
+                      const std::vector<Tile>& key_tiles) {
+  using A = Accumulator<T>;
+  bool sees = false;
+  for (const Segment& keys : args.key_segments) sees |= any_visible(queries.segment, keys, args.mask);
+  if (!sees) return;
+
+  const std::int64_t D = padded(args.D), kv_head = h / (args.Hq / args.Hkv);
+  const std::int64_t widened = kIsAccumulator<T> ? 0 : kTileKeys * D;
+  Scratch& scratch = Scratch::of_this_thread();
+  scratch.reserve((2 * kLanes * D + 2 * widened + QueryTile<T>::elements(args.D)) *
+                      static_cast<std::int64_t>(sizeof(A)), 4 + QueryTile<T>::kArrays);
+  A* grad_query_t = scratch.take<A>(D * kLanes);
+  A* grad_query = scratch.take<A>(kLanes * D);
+  A* key_copy = scratch.take<A>(widened);
+  A* value_copy = scratch.take<A>(widened);
+  QueryTile<T> tile(args, scratch);
+  std::fill_n(grad_query_t, D * kLanes, A{0});
+  tile.load(b, h, queries);
+
+  for (const Tile& keys : key_tiles) {
+    with_visible_keys(queries, keys.segment, args.mask,
+                      [&](std::int32_t first, std::int32_t count, const VisiblePairs* pairs) {
+                        const auto key = rows_in_accumulator<T>(
+                            rows_at<const T>(args.key, b, kv_head, keys.row + first), count, args.D, key_copy);
+                        const auto value = rows_in_accumulator<T>(
+                            rows_at<const T>(args.value, b, kv_head, keys.row + first), count, args.D, value_copy);
+                        tile.score(key, value, count, pairs, true);
+                        tile.add_grad_query(grad_query_t, key, count, pairs);
+                      });
+  }
+  micro<A>().transpose(grad_query_t, kLanes, grad_query, D, D, kLanes);
+  add_rows(grad_query, D, rows_at<A>(args.grad_query, b, h, queries.row), queries.count(), args.D);
+}
+
+}  // namespace
+
+template <typename T>
+void backward(const BlockArgs& args, const Launch& launch) {
+  const std::vector<Tile> query_tiles = make_tiles(args.query_segments, kLanes);
+  if (args.grad_key.data || args.grad_value.data) {
+    const std::vector<Tile> key_tiles = make_tiles(args.key_segments, kTaskKeys);
+    const std::int64_t tiles = static_cast<std::int64_t>(key_tiles.size());
+    run_tasks(launch, args.B * args.Hkv * tiles, [&](std::int64_t task) {
+      const std::int64_t head = task / tiles;
+      backward_keys<T>(args, head / args.Hkv, head % args.Hkv, key_tiles[task % tiles], query_tiles);
+    });
+  }
+  if (args.grad_query.data) {
+    const std::vector<Tile> key_tiles = make_tiles(args.key_segments, kTileKeys);
+    const std::int64_t tiles = static_cast<std::int64_t>(query_tiles.size());
+    run_tasks(launch, args.B * args.Hq * tiles, [&](std::int64_t task) {
+      const std::int64_t head = task / tiles;
+      backward_queries<T>(args, head / args.Hq, head % args.Hq, query_tiles[task % tiles], key_tiles);
+    });
+  }
+}
+
+template void backward<double>(const BlockArgs&, const Launch&);
+template void backward<float>(const BlockArgs&, const Launch&);
+template void backward<BFloat16>(const BlockArgs&, const Launch&);
+template void backward<Float16>(const BlockArgs&, const Launch&);
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,57 @@
+// Which instruction set the inner loops use: the best that this machine and this build have, or a lower one that the
+// environment variable RINGATTN_CPU_CAPABILITY asks for.
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/micro.h"
+
+namespace ringattn::cpu {
+
+namespace baseline {
+extern const MicroTable table;
+}
+namespace avx2 {
+extern const MicroTable table;
+}
+namespace avx512 {
+extern const MicroTable table;
+}
+
+namespace {
+
+// The table of a name, or null if this machine or this build lacks it.
+const MicroTable* find_table(const std::string& name) {
+#if defined(RINGATTN_CPU_WITH_AVX512)
+  if (name == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
+    return &avx512::table;
+  }
+#endif
+#if defined(RINGATTN_CPU_WITH_AVX2)
+  // Every CPU with AVX2 has F16C, which older compilers cannot ask for.
+  if (name == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2::table;
+#endif
+  return name == "baseline" ? &baseline::table : nullptr;
+}
+
+const MicroTable& choose_table() {
+  if (const char* name = std::getenv("RINGATTN_CPU_CAPABILITY")) {
+    if (const MicroTable* table = find_table(name)) return *table;
+    throw std::invalid_argument("RINGATTN_CPU_CAPABILITY is \"" + std::string(name) +
+                                "\": expected baseline, avx2 or avx512, and one that this machine and build have");
+  }
+  for (const char* name : {"avx512", "avx2"}) {
+    if (const MicroTable* table = find_table(name)) return *table;
+  }
+  return baseline::table;
+}
+
+}  // namespace
+
+const MicroTable& micro_table() {
+  static const MicroTable& table = choose_table();
+  return table;
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,182 @@
+// The forward kernel: tiles of kLanes queries absorb key tiles, walked upwards.
+//
+// Per tile of queries (lanes m) and keys (n), all in A, with c = scale * log2(e):
+//   S[n][m]  = sum_d K[n][d] * Qt[d][m]
+//   m'[m]    = max(m[m], max_n S[n][m])
+//   P[n][m]  = 2^(c * (S[n][m] - m'[m]))
+//   l[m]     = l[m] * 2^(c * (m[m] - m'[m])) + sum_n P[n][m]
+//   Ot[d][m] = Ot[d][m] * 2^(c * (m[m] - m'[m])) + sum_n V[n][d] * round(P[n][m])
+//
+// A tile's contribution depends on that tile alone, and the state between tiles is what is stored: a pass cut into
+// calls on tile boundaries gives the bits of one call. A query that sees no key of a tile is left as it was, and
+// nothing is ever multiplied by a masked score: 0 * NaN would leak.
+#include "cpu/forward.h"
+
+#include "cpu/scratch.h"
+#include "cpu/state.h"
+#include "cpu/tiles.h"
+
+namespace ringattn::cpu {
+namespace {
+
+// The state of one tile of queries, transposed: a lane per query. Lanes beyond the tile's end hold Q = 0.
+template <typename T>
+class ForwardTile {
+  using A = Accumulator<T>;
+
+ public:
+  ForwardTile(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries, std::int64_t max_keys)
+      : args_(args), b_(b), h_(h), queries_(queries), row_(state_row(args, b, h) + queries.row), D_(padded(args.D)) {
+    Scratch& scratch = Scratch::of_this_thread();
+    const std::int64_t widened = kIsAccumulator<T> ? 0 : max_keys * D_;
+    const std::int64_t elements = 3 * kLanes * D_ + max_keys * kLanes + 2 * widened + 6 * kLanes;
+    scratch.reserve(elements * static_cast<std::int64_t>(sizeof(A)), 12);
+    rows_ = scratch.take<A>(kLanes * D_);
+    query_ = scratch.take<A>(D_ * kLanes);
+    o_ = scratch.take<A>(D_ * kLanes);
+    scores_ = scratch.take<A>(max_keys * kLanes);
+    keys_ = scratch.take<A>(widened);
+    values_ = scratch.take<A>(widened);
+    m_ = scratch.take<A>(kLanes);
+    m_new_ = scratch.take<A>(kLanes);
+    l_ = scratch.take<A>(kLanes);
+    sum_ = scratch.take<A>(kLanes);
+    factor_ = scratch.take<A>(kLanes);
+    visible_ = scratch.take<A>(kLanes);
+  }
+
+  void load_query() {
+    copy_rows<T>(rows_at<const T>(args_.query, b_, h_, queries_.row), queries_.count(), args_.D, rows_);
+    transpose_rows(query_);
+  }
+
+  void load_state() {
+    std::fill_n(m_, kLanes, kMinusInfinity<A>);
+    std::fill_n(l_, kLanes, A{0});
+    if (!args_.load_state) {
+      std::fill_n(o_, D_ * kLanes, A{0});
+      return;
+    }
+    std::copy_n(static_cast<const A*>(args_.m) + row_, queries_.count(), m_);
+    std::copy_n(static_cast<const A*>(args_.l) + row_, queries_.count(), l_);
+    copy_rows<A>({static_cast<const A*>(args_.o) + row_ * args_.D, args_.D}, queries_.count(), args_.D, rows_);
+    transpose_rows(o_);
+  }
+
+  void absorb(const Tile& keys) {
+    const Visibility visibility = ringattn::visibility(queries_.segment, keys.segment, args_.mask);
+    if (visibility == Visibility::skip) return;
+    if (visibility == Visibility::full) return absorb(keys, 0, keys.count(), nullptr);
+    const VisiblePairs pairs(queries_.segment, keys.segment, args_.mask);
+    absorb(keys, pairs.first_key, pairs.end_key, &pairs);
+  }
+
+  // Writes what the call asks for: the state, or the result, or both.
+  void store() {
+    micro<A>().transpose(o_, kLanes, rows_, D_, D_, kLanes);
+    for (std::int64_t i = 0; i < queries_.count(); ++i) {
+      A* o = rows_ + i * D_;
+      if (args_.store_state) std::copy_n(o, args_.D, static_cast<A*>(args_.o) + (row_ + i) * args_.D);
+      if (!args_.finalize) continue;
+      finish_row<T>(o, m_[i], l_[i], args_.scale, args_.D, rows_at<T>(args_.out, b_, h_, queries_.row + i).data,
+                    static_cast<A*>(args_.lse) + row_ + i);
+    }
+    if (!args_.store_state) return;
+    std::copy_n(m_, queries_.count(), static_cast<A*>(args_.m) + row_);
+    std::copy_n(l_, queries_.count(), static_cast<A*>(args_.l) + row_);
+  }
+
+ private:
+  // Absorbs the keys [first, end) of a tile; the others are seen by no query of this one. `pairs` is null if all pairs
+  // are visible.
+  void absorb(const Tile& keys, std::int32_t first, std::int32_t end, const VisiblePairs* pairs) {
+    const Micro<A>& kernels = micro<A>();
+    const std::int64_t kv_head = h_ / (args_.Hq / args_.Hkv), count = end - first;
+    const auto key = rows_in_accumulator<T>(rows_at<const T>(args_.key, b_, kv_head, keys.row + first), count, args_.D,
+                                            keys_);
+    kernels.multiply({.c = scores_, .c_stride = kLanes, .a = key.data, .a_row_stride = key.stride, .a_depth_stride = 1,
+                      .b = query_, .b_stride = kLanes, .rows = count, .depth = args_.D, .columns = kLanes,
+                      .accumulate = false});
+
+    if (pairs) pairs->fill_invisible(scores_, kMinusInfinity<A>);
+    std::copy_n(m_, kLanes, m_new_);
+    kernels.column_max(scores_, count, m_new_);
+    const A c = static_cast<A>(args_.scale * kLog2E);
+    kernels.exponentials(scores_, count, m_new_, c, sum_, kRounding<T>);
+    if (pairs) {
+      pairs->fill_invisible(scores_, A{0});
+      std::copy_n(pairs->sees, kLanes, visible_);
+    }
+    if (kernels.advance(m_, m_new_, c, pairs ? visible_ : nullptr, sum_, l_, factor_)) {
+      kernels.scale_columns(o_, args_.D, factor_);
+    }
+    std::swap(m_, m_new_);
+
+    const auto value = rows_in_accumulator<T>(rows_at<const T>(args_.value, b_, kv_head, keys.row + first), count,
+                                              args_.D, values_);
+    if (pairs && !kernels.all_finite(value.data, value.stride, count, args_.D)) {
+      for (std::int32_t n = first; n < end; ++n) {
+        kernels.add_outer(o_, kLanes, value.row(n - first), 1, scores_ + (n - first) * kLanes, args_.D,
+                          pairs->begin[n], pairs->end[n]);
+      }
+      return;
+    }
+    kernels.multiply({.c = o_, .c_stride = kLanes, .a = value.data, .a_row_stride = 1, .a_depth_stride = value.stride,
+                      .b = scores_, .b_stride = kLanes, .rows = args_.D, .depth = count, .columns = kLanes,
+                      .accumulate = true});
+  }
+
+  // The rows of the tile, and zeros beyond its end, as columns.
+  void transpose_rows(A* target) {
+    std::fill(rows_ + queries_.count() * D_, rows_ + kLanes * D_, A{0});
+    micro<A>().transpose(rows_, D_, target, kLanes, kLanes, D_);
+  }
+
+  const BlockArgs& args_;
+  const std::int64_t b_, h_;
+  const Tile& queries_;
+  const std::int64_t row_;  // of the tile's first query among all rows of m
+  const std::int64_t D_;    // padded
+  A *rows_ /*[kLanes][D]*/, *query_ /*[D][kLanes]*/, *o_ /*[D][kLanes]*/, *scores_ /*[Nmax][kLanes]*/;
+  A *keys_, *values_ /*[Nmax][D], unless T is A*/;
+  A *m_, *m_new_, *l_, *sum_, *factor_, *visible_ /*[kLanes] each*/;
+};
+
+template <typename T>
+void forward_tile(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries,
+                  const std::vector<Tile>& key_tiles) {
+  bool sees = false;
+  for (const Segment& keys : args.key_segments) sees |= any_visible(queries.segment, keys, args.mask);
+  const bool store = args.store_state && !args.load_state;
+  if (!sees && !store && !args.finalize) return;
+
+  ForwardTile<T> tile(args, b, h, queries, forward_key_tile(args.D));
+  tile.load_state();
+  if (sees) {
+    tile.load_query();
+    for (const Tile& keys : key_tiles) tile.absorb(keys);
+  }
+  tile.store();
+}
+
+}  // namespace
+
+std::int32_t forward_key_tile(std::int64_t) { return 64; }
+
+template <typename T>
+void forward(const BlockArgs& args, const Launch& launch) {
+  const std::vector<Tile> query_tiles = make_tiles(args.query_segments, kLanes);
+  const std::vector<Tile> key_tiles = make_tiles(args.key_segments, forward_key_tile(args.D));
+  const std::int64_t tiles = static_cast<std::int64_t>(query_tiles.size());
+  run_tasks(launch, args.B * args.Hq * tiles, [&](std::int64_t task) {
+    const std::int64_t head = task / tiles;
+    forward_tile<T>(args, head / args.Hq, head % args.Hq, query_tiles[task % tiles], key_tiles);
+  });
+}
+
+template void forward<double>(const BlockArgs&, const Launch&);
+template void forward<float>(const BlockArgs&, const Launch&);
+template void forward<BFloat16>(const BlockArgs&, const Launch&);
+template void forward<Float16>(const BlockArgs&, const Launch&);
+
+}  // namespace ringattn::cpu

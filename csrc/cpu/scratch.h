@@ -1,0 +1,50 @@
+// Memory that a task works in: one growing buffer per thread, cut into aligned arrays.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace ringattn::cpu {
+
+// Arrays are taken in order, after reserve() said how much they need together; they live until the next reserve() of
+// the same thread and start with whatever was there before.
+class Scratch {
+ public:
+  static Scratch& of_this_thread() {
+    thread_local Scratch scratch;
+    return scratch;
+  }
+
+  // Room for `arrays` arrays of together `bytes` bytes.
+  void reserve(std::int64_t bytes, int arrays) {
+    const std::size_t needed = static_cast<std::size_t>(bytes) + static_cast<std::size_t>(arrays) * kAlignment;
+    if (needed > size_) {
+      buffer_.reset();
+      size_ = 0;
+      buffer_.reset(static_cast<std::byte*>(::operator new(needed, std::align_val_t{kAlignment})));
+      size_ = needed;
+    }
+    used_ = 0;
+  }
+
+  template <typename A>
+  A* take(std::int64_t count) {
+    A* array = reinterpret_cast<A*>(buffer_.get() + used_);
+    used_ += (static_cast<std::size_t>(count) * sizeof(A) + kAlignment - 1) / kAlignment * kAlignment;
+    return array;
+  }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
+
+  struct Release {
+    void operator()(std::byte* pointer) const { ::operator delete(pointer, std::align_val_t{kAlignment}); }
+  };
+
+  std::unique_ptr<std::byte, Release> buffer_;
+  std::size_t size_ = 0, used_ = 0;
+};
+
+}  // namespace ringattn::cpu

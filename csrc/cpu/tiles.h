@@ -1,0 +1,91 @@
+// Tiles of segments, and which queries of a tile see which keys of another.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/kernels.h"
+#include "cpu/micro.h"
+
+namespace ringattn::cpu {
+
+// Neighbouring tokens of one segment: their positions, and their first row in the rank's local order.
+struct Tile {
+  Segment segment;
+  std::int64_t row = 0;
+
+  std::int32_t count() const { return segment.length; }
+};
+
+inline std::vector<Tile> make_tiles(const Segments& segments, std::int32_t size) {
+  std::vector<Tile> tiles;
+  std::int64_t row = 0;
+  for (const Segment& segment : segments) {
+    for (std::int32_t offset = 0; offset < segment.length; offset += size) {
+      tiles.push_back({segment.part(offset, std::min(size, segment.length - offset)), row + offset});
+    }
+    row += segment.length;
+  }
+  return tiles;
+}
+
+inline constexpr std::int32_t kMaxKeys = 128;  // of a tile that a VisiblePairs describes
+
+// The visible pairs of a partly visible tile. Both ends of a query's interval never decrease with its position, so the
+// queries that see a given key are neighbours as well.
+struct VisiblePairs {
+  std::int32_t first_key = 0, end_key = 0;           // keys that any query of the tile sees lie in [first_key, end_key)
+  std::int32_t begin[kMaxKeys], end[kMaxKeys];       // key n is seen by the queries in [begin[n], end[n])
+  bool sees[kLanes];                                 // the query sees a key of the tile; false beyond the tile's end
+
+  VisiblePairs(const Segment& queries, const Segment& keys, const Mask& mask) {
+    std::int32_t from[kLanes], to[kLanes];  // query i sees the keys in [from[i], to[i])
+    const auto clamp = [&](std::int64_t index) {
+      return static_cast<std::int32_t>(std::clamp<std::int64_t>(index, 0, keys.length));
+    };
+    for (std::int32_t i = 0; i < kLanes; ++i) {
+      sees[i] = false;
+      if (i >= queries.length) continue;
+      const std::int32_t position = queries.position(i);
+      const std::int64_t first = std::int64_t{mask.first_key(position)} - keys.start;
+      const std::int64_t last = std::int64_t{mask.last_key(position)} - keys.start;
+      from[i] = clamp(-detail::floor_divide(-first, keys.stride));
+      to[i] = clamp(detail::floor_divide(last, keys.stride) + 1);
+      sees[i] = from[i] < to[i];
+    }
+    std::int32_t begin_query = 0, end_query = 0;
+    first_key = keys.length;
+    for (std::int32_t n = 0; n < keys.length; ++n) {
+      while (begin_query < queries.length && to[begin_query] <= n) ++begin_query;
+      while (end_query < queries.length && from[end_query] <= n) ++end_query;
+      begin[n] = begin_query;
+      end[n] = std::max(begin_query, end_query);
+      if (begin[n] == end[n]) continue;
+      first_key = std::min(first_key, n);
+      end_key = n + 1;
+    }
+    first_key = std::min(first_key, end_key);
+  }
+
+  // Puts a value in place of the invisible pairs of scores [end_key - first_key][kLanes].
+  template <typename A>
+  void fill_invisible(A* scores, A value) const {
+    for (std::int32_t n = first_key; n < end_key; ++n, scores += kLanes) {
+      std::fill(scores, scores + begin[n], value);
+      std::fill(scores + end[n], scores + kLanes, value);
+    }
+  }
+};
+
+// Runs the tasks as the caller wants them run.
+inline void run_tasks(const Launch& launch, std::int64_t count, const std::function<void(std::int64_t)>& task) {
+  if (count <= 0) return;
+  if (launch.parallel) {
+    launch.parallel(count, task);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) task(i);
+  }
+}
+
+}  // namespace ringattn::cpu

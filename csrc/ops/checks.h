@@ -1,0 +1,65 @@
+// Argument checks of the operators. Here and not in Python, so that every door (the Python functions, torch.ops,
+// compiled graphs) gets them. Bad values and shapes raise ValueError, bad types TypeError; a message names the argument,
+// what came and what was expected.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ring/pass.h"
+
+namespace ringattn {
+
+// The options that ring_forward, ring_backward and their virtual forms share, as they come from the dispatcher.
+struct PassOptions {
+  std::string layout;
+  std::optional<std::int64_t> seq_len, key_seq_len;
+  bool is_causal = false;
+  std::optional<std::vector<std::int64_t>> window;
+  std::optional<at::Tensor> cu_seqlens;
+  std::optional<double> scale;
+  bool enable_gqa = false;
+  bool deterministic = true;
+  std::vector<bool> needs_grad;  // query, key, value
+};
+
+// Who holds the tensors: one rank of a ring, or one process for all virtual ranks (whole tensors).
+struct Holder {
+  int world_size = 1;
+  std::optional<int> rank;
+};
+
+Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const PassOptions& options,
+                const Holder& holder);
+
+// A tensor whose last dimension has stride 1: itself, or a contiguous copy.
+at::Tensor with_unit_stride(const at::Tensor& tensor);
+
+// What backward gets from forward, against what the pass says it must be.
+void check_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef expected);
+void check_type(const at::Tensor& tensor, const char* name, at::ScalarType expected);
+
+// A mask over positions [0, key_count); `bounds` receives the documents and must outlive the mask.
+Mask check_mask(bool is_causal, const std::optional<std::vector<std::int64_t>>& window,
+                const std::optional<at::Tensor>& cu_seqlens, std::int64_t key_count, std::vector<std::int32_t>& bounds);
+
+double check_scale(std::optional<double> scale, std::int64_t head_dim);
+
+DType check_dtype(const at::Tensor& tensor, const char* name);
+
+// Runs `function`, turning the std::invalid_argument of core into a ValueError.
+template <typename Function>
+auto as_value_error(Function function) {
+  try {
+    return function();
+  } catch (const std::invalid_argument& error) {
+    C10_THROW_ERROR(ValueError, error.what());
+  }
+}
+
+}  // namespace ringattn

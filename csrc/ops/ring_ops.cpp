@@ -1,0 +1,113 @@
+// ring_forward and ring_backward on the ranks of a group.
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "ops/checks.h"
+#include "ops/device.h"
+#include "ops/groups.h"
+#include "ops/ring_ops.h"
+
+namespace ringattn {
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key,
+                                                          const at::Tensor& value, const PassOptions& options,
+                                                          int threads) {
+  std::optional<Pass> pass;
+  ForwardTensors tensors;
+  const Agreement agreement(ring, Op::ring_forward, [&](CallHeader& header) {
+    pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
+    pass->describe(header);
+    tensors = allocate_forward(*pass, with_unit_stride(query), with_unit_stride(key), with_unit_stride(value));
+  });
+  at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), kernels_for(query, threads), tensors);
+  return {tensors.out, tensors.lse, kept};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const SavedForBackward& saved,
+                                                           const PassOptions& options, int threads) {
+  std::optional<Pass> pass;
+  BackwardTensors tensors;
+  const Agreement agreement(ring, Op::ring_backward, [&](CallHeader& header) {
+    pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
+    pass->describe(header);
+    const at::IntArrayRef shape = saved.query.sizes(), row_shape = shape.slice(0, 3);
+    check_shape(saved.grad_out, "grad_out", shape);
+    check_type(saved.grad_out, "grad_out", pass->input_type);
+    check_shape(saved.out, "out", shape);
+    check_type(saved.out, "out", pass->input_type);
+    check_shape(saved.lse, "lse", row_shape);
+    check_type(saved.lse, "lse", pass->accumulation_type);
+    check_shape(saved.kept, "kept", {ring.world_size == 1 ? 0 : packed_size(*pass, 2)});
+    check_type(saved.kept, "kept", pass->input_type);
+    if (saved.grad_lse) {
+      check_shape(*saved.grad_lse, "grad_lse", row_shape);
+      check_type(*saved.grad_lse, "grad_lse", pass->accumulation_type);
+      tensors.grad_lse = saved.grad_lse->contiguous();
+    }
+    tensors.query = with_unit_stride(saved.query);
+    tensors.key = with_unit_stride(saved.key);
+    tensors.value = with_unit_stride(saved.value);
+    tensors.out = with_unit_stride(saved.out);
+    tensors.grad_out = with_unit_stride(saved.grad_out);
+    tensors.lse = saved.lse.contiguous();
+    tensors.kept = saved.kept.contiguous();
+    allocate_backward(*pass, tensors);
+  });
+  ring_backward(*pass, ring.rank, ring.transport.get(), kernels_for(saved.query, threads), tensors);
+  const auto or_empty = [&](const at::Tensor& t) { return t.defined() ? t : at::empty({0}, saved.query.options()); };
+  return {or_empty(tensors.grad_query), or_empty(tensors.grad_key), or_empty(tensors.grad_value)};
+}
+
+namespace {
+
+std::vector<bool> flags(const c10::List<bool>& list) { return {list.begin(), list.end()}; }
+
+std::optional<std::vector<std::int64_t>> numbers(at::OptionalIntArrayRef list) {
+  return list ? std::optional(list->vec()) : std::nullopt;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& /*order*/,
+    std::string group, std::string layout, std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len,
+    bool is_causal, at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens,
+    std::optional<double> scale, bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
+  Ring ring = Ring::of_group(group);
+  return forward_on(ring, query, key, value,
+                    {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale, enable_gqa,
+                     deterministic, flags(needs_grad)},
+                    at::get_num_threads());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
+    const at::Tensor& grad_out, const std::optional<at::Tensor>& grad_lse, const at::Tensor& query,
+    const at::Tensor& key, const at::Tensor& value, const at::Tensor& out, const at::Tensor& lse,
+    const at::Tensor& kept, const at::Tensor& /*order*/, std::string group, std::string layout,
+    std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len, bool is_causal,
+    at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale,
+    bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
+  Ring ring = Ring::of_group(group);
+  return backward_on(ring, {query, key, value, out, lse, kept, grad_out, grad_lse},
+                     {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale, enable_gqa,
+                      deterministic, flags(needs_grad)},
+                     at::get_num_threads());
+}
+
+void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reason) {
+  Ring ring = Ring::of_group(group);
+  if (ring.world_size == 1) return;
+  try {
+    const Agreement agreement(ring, Op::refuse, [&](CallHeader&) { throw std::invalid_argument(reason); });
+  } catch (const std::invalid_argument&) {  // what was asked for
+  }
+}
+
+}  // namespace
+}  // namespace ringattn
+
+TORCH_LIBRARY_IMPL(ringattn, CPU, m) {
+  m.impl("ring_forward", ringattn::forward_op);
+  m.impl("ring_backward", ringattn::backward_op);
+  m.impl("refuse", ringattn::refuse_op);
+}

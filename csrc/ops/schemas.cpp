@@ -1,0 +1,92 @@
+// The schemas of torch.ops.ringattn. Shapes: query [B, Hq, S, D]; key, value [B, Hkv, S, D] with S this rank's tokens.
+//
+// Ring operators take a group by name ("" is a ring of one) and a one-element tensor `order`, which they declare to
+// write although they leave it alone: it is what makes a compiler keep ring calls in program order, and keep those whose
+// results nobody uses, on every rank alike. They are not differentiable; ring_backward is what the autograd functions of
+// the Python package call.
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#define RINGATTN_MASK_OPTIONS "bool is_causal, int[]? window, Tensor? cu_seqlens, float? scale"
+
+TORCH_LIBRARY(ringattn, m) {
+  // -> out as query; lse [B, Hq, S], natural log, in float64 for float64 inputs and else float32; kept: the packed keys
+  // and values on which the pass ended, for ring_backward; empty in a ring of one. needs_grad: query, key, value.
+  m.def(
+      "ring_forward(Tensor query, Tensor key, Tensor value, Tensor(a!) order, str group, str layout, SymInt? seq_len, "
+      "SymInt? key_seq_len, " RINGATTN_MASK_OPTIONS
+      ", bool enable_gqa, bool deterministic, bool[] needs_grad) -> (Tensor out, Tensor lse, Tensor kept)");
+
+  // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None.
+  m.def(
+      "ring_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
+      "Tensor kept, Tensor(a!) order, str group, str layout, SymInt? seq_len, SymInt? key_seq_len, " //
+      RINGATTN_MASK_OPTIONS
+      ", bool enable_gqa, bool deterministic, bool[] needs_grad) "
+      "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
+
+  // The same with whole tensors, P virtual ranks in this process; kept is [P, elements].
+  m.def(
+      "virtual_ring_forward(Tensor query, Tensor key, Tensor value, int world_size, str layout, " RINGATTN_MASK_OPTIONS
+      ", bool enable_gqa, bool deterministic, bool[] needs_grad) -> (Tensor out, Tensor lse, Tensor kept)");
+  m.def(
+      "virtual_ring_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "
+      "Tensor lse, Tensor kept, int world_size, str layout, " RINGATTN_MASK_OPTIONS
+      ", bool enable_gqa, bool deterministic, bool[] needs_grad) "
+      "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
+
+  // Sharding. shard is local: the tokens of `rank` along dim. gather passes all parts round the ring -> whole tensor.
+  m.def("shard(Tensor whole, int dim, str layout, int rank, int world_size) -> Tensor");
+  m.def("gather(Tensor part, Tensor(a!) order, int dim, str group, str layout, SymInt? seq_len) -> Tensor");
+
+  // Takes part in the next call on a group by refusing it: the other ranks raise an error that gives the reason.
+  m.def("refuse(Tensor(a!) order, str group, str reason) -> ()");
+
+  // --- local building blocks ---
+  //
+  // The state: o [B, Hq, Sq, D] unnormalised output, m [B, Hq, Sq] reference maximum of the raw scores, l [B, Hq, Sq]
+  // sum of exp(scale * (score - m)); contiguous float64 for float64 inputs, else float32. Empty: (0, -inf, 0).
+  // query_segments and key_segments: start, stride, length of one or two segments of global positions; lengths sum to
+  // Sq and Skv. key_seq_len: keys of the whole sequence.
+
+  // The state absorbs one block of keys and values. With finalize also -> out, lse; otherwise two empty tensors.
+  m.def(
+      "block_forward_(Tensor(a!) o, Tensor(b!) m, Tensor(c!) l, Tensor query, Tensor key, Tensor value, "
+      "int[] query_segments, int[] key_segments, int key_seq_len, " RINGATTN_MASK_OPTIONS
+      ", bool finalize) -> (Tensor out, Tensor lse)");
+
+  // Adds one block's part to the accumulators grad_query as query, grad_key and grad_value as key (None: not wanted).
+  m.def(
+      "block_backward_(Tensor(a!)? grad_query, Tensor(b!)? grad_key, Tensor(c!)? grad_value, Tensor grad_out, "
+      "Tensor query, Tensor key, Tensor value, Tensor lse, Tensor delta, int[] query_segments, int[] key_segments, "
+      "int key_seq_len, " RINGATTN_MASK_OPTIONS ", bool deterministic) -> ()");
+
+  // rowsum(grad_out * out) - grad_lse, [B, Hq, Sq].
+  m.def("delta(Tensor out, Tensor grad_out, Tensor? grad_lse) -> Tensor");
+
+  // (o, m, l) absorbs another state of the same rows.
+  m.def(
+      "merge_(Tensor(a!) o, Tensor(b!) m, Tensor(c!) l, Tensor other_o, Tensor other_m, Tensor other_l, float scale) "
+      "-> ()");
+
+  // out = o / l in the given type (rows that saw no key: 0), lse = scale * m + ln l (-inf).
+  m.def("finalize(Tensor o, Tensor m, Tensor l, float scale, ScalarType dtype) -> (Tensor out, Tensor lse)");
+
+  // Tokens in a key tile of block_forward_: a pass cut into calls on tile boundaries gives the bits of one call.
+  m.def("key_tile(ScalarType dtype, int head_dim, Device device) -> int");
+}
+
+// Not differentiable: asking for a gradient through an operator raises instead of giving none.
+TORCH_LIBRARY_IMPL(ringattn, Autograd, m) {
+  for (const char* name : {"ring_forward", "ring_backward", "virtual_ring_forward", "virtual_ring_backward", "shard",
+                           "gather", "block_forward_", "block_backward_", "delta", "merge_", "finalize"}) {
+    m.impl(name, torch::autograd::autogradNotImplementedFallback());
+  }
+}
+
+TORCH_LIBRARY_IMPL(ringattn, ADInplaceOrView, m) {
+  for (const char* name :
+       {"ring_forward", "ring_backward", "gather", "block_forward_", "block_backward_", "merge_"}) {
+    m.impl(name, torch::autograd::autogradNotImplementedInplaceOrViewFallback());
+  }
+}

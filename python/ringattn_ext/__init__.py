@@ -1,0 +1,27 @@
+"""Exact attention over sequences that no single device can hold.
+
+The tokens are cut over the ranks of a torch.distributed group. Queries stay where they are, key/value blocks travel
+round a ring, and an online-softmax state absorbs each one; the backward ring brings the gradients home. The operators
+are in torch.ops.ringattn.
+"""
+
+from ringattn_ext._load import load
+
+load()  # before anything else: refuses a torch that the library was not built for
+
+from ringattn_ext._attention import ring_attention, virtual_ring_attention  # noqa: E402
+from ringattn_ext._ops import RingError  # noqa: E402
+from ringattn_ext._rotary import rotary  # noqa: E402
+from ringattn_ext._sharding import positions, shard, unshard  # noqa: E402
+from ringattn_ext._version import __version__  # noqa: E402
+
+__all__ = [
+    "RingError",
+    "__version__",
+    "positions",
+    "ring_attention",
+    "rotary",
+    "shard",
+    "unshard",
+    "virtual_ring_attention",
+]

@@ -1,0 +1,51 @@
+"""Groups, as the public functions take them and as the operators want them: by name."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ringattn_ext import _ops
+
+
+def group_name(group: object) -> str:
+    """The name of the process group that `group` stands for; "" is a ring of one.
+
+    group: None (the world group, or a ring of one if torch.distributed is not initialised), a ProcessGroup, the name of
+    one, or a one-dimensional DeviceMesh.
+
+    Raises TypeError for anything else, ValueError for a group that this process is not in and for a mesh of more
+    dimensions.
+    """
+    if isinstance(group, str):
+        return group
+    if group is None:
+        if not dist.is_available() or not dist.is_initialized():
+            return ""
+        group = dist.group.WORLD
+    if dist.is_available():
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("group: expected a group that this process is in, got one that it is not in")
+        if isinstance(group, dist.ProcessGroup):
+            return group.group_name
+        if isinstance(group, dist.device_mesh.DeviceMesh):
+            if group.ndim != 1:
+                raise ValueError(f"group: expected a DeviceMesh of one dimension, got {group.ndim}; pick one: mesh['cp']")
+            return group.get_group().group_name
+    raise TypeError(
+        f"group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, got {type(group).__name__}"
+    )
+
+
+def rank_and_size(name: str) -> tuple[int, int]:
+    """This process's rank in the group of that name, and the group's size."""
+    if name == "":
+        return 0, 1
+    group = dist.distributed_c10d._resolve_process_group(name)
+    return group.rank(), group.size()
+
+
+def refuse(name: str, error: Exception) -> None:
+    """Takes part in the group's next call by refusing it, so that the other ranks raise too instead of waiting."""
+    if name != "" and not torch.compiler.is_compiling():
+        torch.ops.ringattn.refuse(_ops.order(), name, str(error))

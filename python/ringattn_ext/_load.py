@@ -1,0 +1,73 @@
+"""Loads the compiled library, after making sure that the torch of this process is the one it was built for.
+
+C++ has no stable interface between torch's minor versions: under another one the library may crash, or worse. So the
+check comes before the library, and every refusal says what was built, what was found and the one command that mends it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+
+from ringattn_ext._version import __version__
+
+_SOURCES = Path(__file__).resolve().parents[2]  # in a checkout; anything else if installed from a wheel
+
+
+def load() -> None:
+    """Import ringattn_ext._C. If it does not fit the installed torch: ImportError, with the library untouched."""
+    try:
+        built = importlib.import_module("ringattn_ext._build_info")
+    except ModuleNotFoundError:
+        raise ImportError(_not_built()) from None
+    if importlib.util.find_spec("ringattn_ext._C") is None:
+        raise ImportError(_not_built())
+    name = f"ringattn_ext {__version__} was built for torch {built.TORCH_VERSION}"
+    if built.CUDA:
+        name += f" with CUDA {built.CUDA}"
+
+    try:
+        torch = importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        install = _pip("install", f"torch=={built.TORCH_MINOR}.*")
+        raise ImportError(f"{name}, and torch is not installed. Install it:\n\n    {install}\n") from None
+
+    found: str = str(torch.__version__)
+    found_cuda: str | None = torch.version.cuda
+    if ".".join(found.split(".")[:2]) != built.TORCH_MINOR:
+        raise ImportError(f"{name}; installed is torch {found}. {_mend(built.TORCH_MINOR, replace=False)}")
+    if built.CUDA and not found_cuda:
+        raise ImportError(
+            f"{name}; installed is torch {found}, which has no CUDA. {_mend(built.TORCH_MINOR, replace=True)}"
+        )
+
+    importlib.import_module("ringattn_ext._C")
+
+
+def _not_built() -> str:
+    text = f"ringattn_ext {__version__} has no compiled library for this Python ({sys.implementation.cache_tag})"
+    if _in_checkout():
+        return f"{text}. Build it:\n\n    {_pip('install', '-e', str(_SOURCES))}\n"
+    return f"{text}. Install it again:\n\n    {_pip('install', '--force-reinstall', '--no-deps', 'ringattn_ext')}\n"
+
+
+def _mend(minor: str, *, replace: bool) -> str:
+    """From sources: build for the torch that is there. From a wheel: get the torch that it was built for."""
+    if _in_checkout():
+        return f"Build it again for this torch:\n\n    {_pip('install', '-e', str(_SOURCES))}\n"
+    # pip would find that a CPU build fulfils the requirement, and leave it.
+    force = ["--force-reinstall"] if replace else []
+    return f"Install the torch that it was built for:\n\n    {_pip('install', *force, f'torch=={minor}.*')}\n"
+
+
+def _in_checkout() -> bool:
+    return (_SOURCES / "setup.py").is_file() and (_SOURCES / "CMakeLists.txt").is_file()
+
+
+def _pip(*words: str) -> str:
+    return shlex.join([sys.executable or "python", "-m", "pip", *words])

@@ -1,0 +1,164 @@
+"""What torch needs to know of the operators beside their C++ kernels: shapes for tracing, order, the error type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_T = TypeVar("_T")
+
+
+class RingError(RuntimeError):
+    """The ranks of a ring disagree about a call, or the ring failed. The same text on every rank."""
+
+
+_PREFIX = "ring error: "  # of core/error.h
+
+
+def with_ring_errors(function: Callable[..., _T], *args: object) -> _T:
+    """function(*args), with the C++ RingError, which arrives as a RuntimeError, raised as ringattn_ext.RingError."""
+    if torch.compiler.is_compiling():
+        return function(*args)
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, RingError) or not text.startswith(_PREFIX):
+            raise
+        raise RingError(text.removeprefix(_PREFIX)) from None
+
+
+_ORDER = torch.zeros(1, dtype=torch.int64)
+
+
+def order() -> Tensor:
+    """The tensor that every ring operator declares to write: it keeps ring calls in program order in compiled code."""
+    return _ORDER
+
+
+# --- fake kernels ---------------------------------------------------------------------------------------------------
+
+
+def _rows_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """As empty_rows_like of ring/pass.h."""
+    B, H, S, D = tensor.shape
+    if tensor.stride(3) == 1 and tensor.stride(1) < tensor.stride(2):
+        return tensor.new_empty((B, S, H, D), dtype=dtype).transpose(1, 2)
+    return tensor.new_empty((B, H, S, D), dtype=dtype)
+
+
+def _accumulation_type(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _lse_like(query: Tensor) -> Tensor:
+    return query.new_empty(query.shape[:3], dtype=_accumulation_type(query))
+
+
+def _check_devices(query: Tensor, *others: tuple[str, Tensor]) -> None:
+    for name, tensor in others:
+        if tensor.device != query.device:
+            raise ValueError(f"{name}: expected the device of query, {query.device}, got {tensor.device}")
+
+
+def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int) -> int:
+    """Elements of two packed blocks of the largest length, as packed_size of ring/pass.cpp."""
+    if world_size == 1:
+        return 0
+    pieces = 2 if layout == "zigzag" else 1
+    chunks = pieces * world_size
+    capacity = pieces * ((key_seq_len + chunks - 1) // chunks)
+    B, Hkv, _, D = key.shape
+    return 2 * B * Hkv * capacity * D
+
+
+def _world_size(group: str) -> int:
+    return 1 if group == "" else dist.distributed_c10d._resolve_process_group(group).size()
+
+
+@torch.library.register_fake("ringattn::ring_forward")
+def _(query, key, value, order, group, layout, seq_len, key_seq_len, *options):
+    _check_devices(query, ("key", key), ("value", value))
+    P = _world_size(group)
+    if key_seq_len is None:
+        same = key.shape[2] == query.shape[2]
+        key_seq_len = seq_len if seq_len is not None and same else key.shape[2] * P
+    return _rows_like(query), _lse_like(query), key.new_empty(_kept_size(key, P, layout, key_seq_len))
+
+
+@torch.library.register_fake("ringattn::virtual_ring_forward")
+def _(query, key, value, world_size, layout, *options):
+    _check_devices(query, ("key", key), ("value", value))
+    kept = key.new_empty((world_size, _kept_size(key, world_size, layout, key.shape[2])))
+    return _rows_like(query), _lse_like(query), kept
+
+
+def _gradients(query: Tensor, key: Tensor, value: Tensor, needs_grad: list[bool]) -> tuple[Tensor, ...]:
+    return tuple(
+        _rows_like(tensor) if needed else query.new_empty(0)
+        for tensor, needed in zip((query, key, value), needs_grad, strict=True)
+    )
+
+
+@torch.library.register_fake("ringattn::ring_backward")
+def _(grad_out, grad_lse, query, key, value, out, lse, kept, order, group, layout, *options):
+    return _gradients(query, key, value, options[-1])
+
+
+@torch.library.register_fake("ringattn::virtual_ring_backward")
+def _(grad_out, grad_lse, query, key, value, out, lse, kept, world_size, layout, *options):
+    return _gradients(query, key, value, options[-1])
+
+
+@torch.library.register_fake("ringattn::shard")
+def _(whole, dim, layout, rank, world_size):
+    from ringattn_ext._C import Layout
+
+    shape = list(whole.shape)
+    shape[dim] = Layout(layout, world_size, int(shape[dim])).length(rank)
+    return whole.new_empty(shape)
+
+
+@torch.library.register_fake("ringattn::gather")
+def _(part, order, dim, group, layout, seq_len):
+    shape = list(part.shape)
+    shape[dim] = shape[dim] * _world_size(group) if seq_len is None else seq_len
+    return part.new_empty(shape)
+
+
+@torch.library.register_fake("ringattn::refuse")
+def _(order, group, reason):
+    return None
+
+
+@torch.library.register_fake("ringattn::block_forward_")
+def _(o, m, l, query, key, value, *options):  # noqa: E741
+    _check_devices(query, ("key", key), ("value", value), ("o", o), ("m", m), ("l", l))
+    finalize = options[-1]
+    if finalize:
+        return _rows_like(query), torch.empty_like(m)
+    return query.new_empty(0), o.new_empty(0)
+
+
+@torch.library.register_fake("ringattn::block_backward_")
+def _(*args):
+    return None
+
+
+@torch.library.register_fake("ringattn::delta")
+def _(out, grad_out, grad_lse):
+    return _lse_like(out)
+
+
+@torch.library.register_fake("ringattn::merge_")
+def _(*args):
+    return None
+
+
+@torch.library.register_fake("ringattn::finalize")
+def _(o, m, l, scale, dtype):  # noqa: E741
+    return o.new_empty(o.shape, dtype=dtype), torch.empty_like(m)

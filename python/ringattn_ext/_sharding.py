@@ -1,0 +1,127 @@
+"""Cutting whole tensors into the parts of the ranks, putting them together again, and where the tokens of a rank lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ringattn_ext import _C
+from ringattn_ext._groups import group_name, rank_and_size, refuse
+from ringattn_ext._ops import order, with_ring_errors
+
+
+def _gather(part: Tensor, dim: int, name: str, layout: str, seq_len: int | None) -> Tensor:
+    return with_ring_errors(torch.ops.ringattn.gather, part, order(), dim, name, layout, seq_len)
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, name: str, layout: str) -> Tensor:
+        ctx.call = (dim, name, layout, x.shape[dim])
+        return torch.ops.ringattn.shard(x, dim, layout, *rank_and_size(name))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _gather(gradient, *ctx.call), None, None, None
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, name: str, layout: str, seq_len: int | None) -> Tensor:
+        ctx.call = (dim, name, layout)
+        return _gather(x, dim, name, layout, seq_len)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        dim, name, layout = ctx.call
+        return torch.ops.ringattn.shard(gradient, dim, layout, *rank_and_size(name)), None, None, None, None
+
+
+def shard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag") -> Tensor:
+    """This rank's part of a whole tensor: its tokens along `dim`, in the rank's local order.
+
+    Args:
+        x: the whole tensor, any dtype, the same on every rank; S tokens along `dim`. Any S works.
+        dim: the dimension of the tokens; negative counts from the end.
+        group, layout: as for `ring_attention`.
+
+    Returns:
+        A new contiguous tensor with this rank's S_local tokens along `dim`.
+
+    The backward pass assembles the whole gradient on every rank, from the parts of all; every rank must make it.
+
+    Raises ValueError or TypeError for bad arguments, RingError if ranks disagree in the backward pass.
+    """
+    return _Shard.apply(x, dim, group_name(group), layout)
+
+
+def unshard(
+    x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag", seq_len: int | None = None
+) -> Tensor:
+    """The whole tensor, on every rank, from the parts of all ranks. Every rank of the group must make the call.
+
+    Args:
+        x: this rank's part, any dtype; S_local tokens along `dim`.
+        dim: the dimension of the tokens; negative counts from the end.
+        group, layout: as for `ring_attention`.
+        seq_len: the number of tokens of the whole tensor; may be left out when all ranks hold the same number.
+
+    Returns:
+        A new contiguous tensor with seq_len tokens along `dim`.
+
+    The backward pass takes this rank's part of the gradient: the loss is meant to be the same on every rank, so that
+    each rank already has the whole gradient. Nothing is communicated.
+
+    Raises ValueError or TypeError for bad arguments (the other ranks: RingError), RingError if ranks disagree.
+    """
+    name = group_name(group)
+    try:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x: expected a Tensor, got {type(x).__name__}")
+        if not isinstance(dim, int) or isinstance(dim, bool):
+            raise TypeError(f"dim: expected an int, got {type(dim).__name__}")
+        if not isinstance(layout, str):
+            raise TypeError(f"layout: expected a str, got {type(layout).__name__}")
+        if seq_len is not None and (not isinstance(seq_len, int | torch.SymInt) or isinstance(seq_len, bool)):
+            raise TypeError(f"seq_len: expected an int or None, got {type(seq_len).__name__}")
+    except TypeError as error:
+        refuse(name, error)
+        raise
+    return _Unshard.apply(x, dim, name, layout, seq_len)
+
+
+def positions(
+    seq_len: int,
+    *,
+    layout: str = "zigzag",
+    group: object = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> Tensor:
+    """The global positions of a rank's tokens, in its local order: what RoPE, labels and masks need.
+
+    Args:
+        seq_len: the number of tokens of the whole sequence.
+        layout: "contiguous", "zigzag" or "striped".
+        group: as for `ring_attention`; gives rank and world size unless both are given.
+        rank, world_size: instead of a group, for any rank of a ring of any size. Both or neither.
+
+    Returns:
+        [S_local], int64, on the CPU.
+
+    Raises ValueError for an unknown layout, a negative length, or a rank outside the ring.
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank, world_size: expected both or neither")
+    if rank is None or world_size is None:
+        rank, world_size = rank_and_size(group_name(group))
+    elif group is not None:
+        raise ValueError("group: expected None where rank and world_size are given")
+    segments = _C.Layout(layout, world_size, seq_len).segments(rank)
+    runs = [s.start + s.stride * torch.arange(s.length, dtype=torch.int64) for s in segments]
+    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)

@@ -1,0 +1,122 @@
+// The inner loops that have an exact or nearly exact answer: conversions, exponentials, products.
+#pragma once
+
+#include <bit>
+
+#include "check.h"
+#include "cpu/micro.h"
+#include "tensors.h"
+
+namespace ringattn::test {
+
+inline bool equal_or_both_nan(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+inline void check_widen(cpu::Conversions::Widen widen, int fraction) {
+  // Rows of 37, so that there are whole vectors, a rest and padding; the last row ends at the end of the memory.
+  constexpr int columns = 37, padded = 48, rows = 65536 / columns + 1;
+  std::vector<std::uint16_t> source(rows * columns);
+  for (int i = 0; i < rows * columns; ++i) source[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> target(rows * padded, 7.0f);
+  widen(source.data(), columns, target.data(), padded, rows, columns, padded);
+  for (int i = 0; i < rows * padded; ++i) {
+    const int row = i / padded, column = i % padded;
+    const double expected = column < columns ? decode16(source[row * columns + column], fraction) : 0.0;
+    CHECK(equal_or_both_nan(target[i], expected));
+  }
+}
+
+inline void check_narrow(cpu::Conversions::Narrow narrow, int fraction, std::mt19937_64& random) {
+  std::vector<float> source;
+  for (int bits = 0; bits < 65536; ++bits) {  // every number, every half-way point and its neighbours
+    const double value = decode16(bits, fraction), next = decode16(bits + 1, fraction);
+    source.push_back(static_cast<float>(value));
+    if (!std::isfinite(value) || !std::isfinite(next)) continue;
+    const float middle = static_cast<float>((value + next) / 2);
+    for (const float to : {-INFINITY, INFINITY}) source.push_back(std::nextafter(middle, to));
+    source.push_back(middle);
+  }
+  for (int i = 0; i < 100000; ++i) source.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
+  for (const float x : {65504.0f, 65519.9f, 65520.0f, 3.4e38f, 1e-45f}) source.push_back(x);
+  source.resize(source.size() / 37 * 37);
+  std::vector<std::uint16_t> target(37);
+  for (std::size_t i = 0; i < source.size(); i += 37) {
+    narrow(source.data() + i, target.data(), 37);
+    for (std::size_t j = 0; j < 37; ++j) {
+      const float x = source[i + j];
+      CHECK(std::isnan(x) ? std::isnan(decode16(target[j], fraction)) : target[j] == encode16(x, fraction));
+    }
+  }
+}
+
+template <typename A>
+void check_exponentials(const cpu::Micro<A>& micro, double tolerance, std::mt19937_64& random) {
+  constexpr int rows = 300;
+  std::vector<A> scores(rows * cpu::kLanes), m(cpu::kLanes, A{0}), sum(cpu::kLanes);
+  std::uniform_real_distribution<double> uniform(-126.0, 118.0), small(-2.0, 1e-3);
+  for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<A>(i % 2 ? uniform(random) : small(random));
+  scores[0] = 0, scores[1] = -INFINITY, scores[2] = NAN, scores[3] = -300, scores[4] = 127, scores[5] = -126;
+  for (const cpu::Rounding rounding : {cpu::Rounding::none, cpu::Rounding::bfloat16, cpu::Rounding::float16}) {
+    if (sizeof(A) == 8 && rounding != cpu::Rounding::none) continue;
+    std::vector<A> exact = scores, rounded = scores;
+    micro.exponentials(exact.data(), rows, m.data(), A{1}, sum.data(), cpu::Rounding::none);
+    micro.exponentials(rounded.data(), rows, m.data(), A{1}, sum.data(), rounding);
+    CHECK(exact[0] == 1 && std::isfinite(exact[4]) && exact[1] == 0 && std::isnan(exact[2]) && exact[3] < 1e-37);
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      const double x = scores[i], expected = std::exp2(x);
+      if (x >= -126.0) CHECK(std::abs(exact[i] - expected) <= tolerance * expected);
+      const DType dtype = rounding == cpu::Rounding::bfloat16  ? DType::bfloat16
+                          : rounding == cpu::Rounding::float16 ? DType::float16
+                                                               : DType::float64;
+      CHECK(equal_or_both_nan(rounded[i], round_to(exact[i], dtype)));
+    }
+    for (int lane = 6; lane < cpu::kLanes; ++lane) {
+      double total = 0;
+      for (int n = 0; n < rows; ++n) total += exact[n * cpu::kLanes + lane];
+      CHECK(std::abs(sum[lane] - total) <= 100 * tolerance * total);
+    }
+  }
+}
+
+// Small whole numbers: every sum is exact.
+template <typename A>
+void check_products(const cpu::Micro<A>& micro, std::mt19937_64& random) {
+  const auto number = [&] { return static_cast<A>(static_cast<int>(random() % 17) - 8); };
+  for (int columns = 16; columns <= 256; columns += 16) {
+    for (const int rows : {0, 1, 2, 3, 4, 5, 6, 7, 13, 64}) {
+      for (const int depth : {0, 1, 7, 64}) {
+        const bool accumulate = random() % 2, transposed = random() % 2;
+        std::vector<A> a(rows * depth), b(depth * columns), c(rows * columns);
+        for (auto* array : {&a, &b, &c}) {
+          for (A& x : *array) x = number();
+        }
+        std::vector<A> expected = c;
+        for (int i = 0; i < rows; ++i) {
+          for (int j = 0; j < columns; ++j) {
+            A& sum = expected[i * columns + j];
+            if (!accumulate) sum = 0;
+            for (int k = 0; k < depth; ++k) sum += a[transposed ? k * rows + i : i * depth + k] * b[k * columns + j];
+          }
+        }
+        micro.multiply({c.data(), columns, a.data(), transposed ? 1 : depth, transposed ? rows : 1, b.data(), columns,
+                        rows, depth, columns, accumulate});
+        CHECK(c == expected);
+      }
+    }
+  }
+}
+
+inline void run_micro_tests(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  current_case = "micro, seed " + std::to_string(seed);
+  const cpu::MicroTable& table = cpu::micro_table();
+  check_widen(table.conversions.widen_bfloat16, 7);
+  check_widen(table.conversions.widen_float16, 10);
+  check_narrow(table.conversions.narrow_bfloat16, 7, random);
+  check_narrow(table.conversions.narrow_float16, 10, random);
+  check_exponentials(table.float32, 2e-7, random);
+  check_exponentials(table.float64, 1e-15, random);
+  check_products(table.float32, random);
+  check_products(table.float64, random);
+}
+
+}  // namespace ringattn::test
