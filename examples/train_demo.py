@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-
 from demo import report
 from demo.processes import RankFailure, launch
 from demo.proof import compare, dense_run
@@ -76,10 +75,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="ringattn-demo-") as folder:
             exact = run(arguments, Path(folder))
     except (RankFailure, OSError, ValueError) as error:
-        print(f"train_demo: {error}", file=sys.stderr)
+        print(f"\ntrain_demo: {error}", file=sys.stderr)  # the progress bar may have left an open line
         return 1
     except KeyboardInterrupt:
-        print("train_demo: interrupted", file=sys.stderr)
+        print("\ntrain_demo: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     if not exact:
         print("train_demo: NOT EXACT: ring and dense attention differ by more than the tolerance", file=sys.stderr)

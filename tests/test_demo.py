@@ -1,5 +1,6 @@
 """The demo as a command, and its proof: that it passes, and that it fails when a gradient is wrong."""
 
+import dataclasses
 import re
 import signal
 import subprocess
@@ -18,7 +19,7 @@ sys.path.insert(0, str(EXAMPLES))
 
 import train_demo  # noqa: E402
 from demo.proof import compare  # noqa: E402
-from demo.text import tokens_and_labels, window_offsets  # noqa: E402
+from demo.text import tokens_and_labels, window_offsets, write_python_text  # noqa: E402
 
 NUMBER = r"([\d,.]+(?:e[-+]\d+)?)"
 
@@ -34,7 +35,7 @@ def run_demo(*options: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(300)
 def test_small_demo_passes_and_reports(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
-    done = run_demo("--seq-len", 511, "--steps", 3, "--ranks", 3, "--output", picture)
+    done = run_demo("--text", __file__, "--seq-len", 511, "--steps", 5, "--ranks", 3, "--output", picture)
     assert done.returncode == 0, done.stdout + done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -144,6 +145,13 @@ def test_labels_follow_global_positions(tmp_path: Path, seq_len: int, ranks: int
         assert tokens.shape == labels.shape == (1, len(positions))
         seen |= zip(tokens[0].tolist(), labels[0].tolist(), strict=True)
     assert seen == {byte: byte + 1 for byte in range(7, 7 + seq_len)}
+
+
+def test_python_text_is_the_standard_library(tmp_path: Path) -> None:
+    write_python_text(tmp_path / "text")
+    text = (tmp_path / "text").read_bytes()
+    assert len(text) > 1_000_000
+    assert Path(dataclasses.__file__).read_bytes() in text
 
 
 def test_windows_stay_inside_the_text(tmp_path: Path) -> None:

@@ -114,7 +114,10 @@ void CallHeader::set(Field field, double value) { set(field, std::bit_cast<std::
 void CallHeader::refuse(const std::string& text) {
   refused = 1;
   std::memset(reason, 0, sizeof(reason));
-  std::strncpy(reason, text.c_str(), sizeof(reason) - 1);
+  std::size_t length = std::min(text.size(), sizeof(reason) - 1);
+  // Not inside a UTF-8 character: Python could not decode the error.
+  while (length > 0 && length < text.size() && (text[length] & 0xc0) == 0x80) --length;
+  std::memcpy(reason, text.data(), length);
 }
 
 std::int64_t document_hash(const std::vector<std::int32_t>& bounds) {

@@ -28,7 +28,7 @@ const char* layout_name(LayoutKind kind) {
 Layout::Layout(LayoutKind kind, std::int64_t world_size, std::int64_t seq_len) : kind_(kind) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
   if (world_size < 1 || world_size > kMax / 2) {
-    throw std::invalid_argument("world_size: expected a number from 1 to 2^30, got " + std::to_string(world_size));
+    throw std::invalid_argument("world_size: expected a number from 1 to 2^30 - 1, got " + std::to_string(world_size));
   }
   if (seq_len < 0 || seq_len > kMax) {
     throw std::invalid_argument("seq_len: expected a number from 0 to 2^31 - 1, got " + std::to_string(seq_len));

@@ -11,6 +11,7 @@
 // other factor is not finite the sums skip them, because 0 * NaN would leak.
 #include "cpu/backward.h"
 
+#include "cpu/key_tile.h"
 #include "cpu/scratch.h"
 #include "cpu/state.h"
 #include "cpu/tiles.h"
@@ -18,7 +19,6 @@
 namespace ringattn::cpu {
 namespace {
 
-constexpr std::int32_t kTileKeys = 64;   // keys of a tile of scores
 constexpr std::int32_t kTaskKeys = 256;  // keys whose gradients a task of the pass over keys owns
 
 // A tile of queries with all that backward needs of it, and room for its scores.
@@ -58,8 +58,16 @@ class QueryTile {
   void score(RowSpan<const A> key, RowSpan<const A> value, std::int64_t count, const VisiblePairs* pairs,
              bool with_gradients) {
     const Micro<A>& kernels = micro<A>();
-    Product<A> product = {.c = p_, .c_stride = kLanes, .a = key.data, .a_row_stride = key.stride, .a_depth_stride = 1,
-                          .b = query_t_, .b_stride = kLanes, .rows = count, .depth = args_.D, .columns = kLanes,
+    Product<A> product = {.c = p_,
+                          .c_stride = kLanes,
+                          .a = key.data,
+                          .a_row_stride = key.stride,
+                          .a_depth_stride = 1,
+                          .b = query_t_,
+                          .b_stride = kLanes,
+                          .rows = count,
+                          .depth = args_.D,
+                          .columns = kLanes,
                           .accumulate = false};
     kernels.multiply(product);
     if (with_gradients) {
@@ -97,9 +105,17 @@ class QueryTile {
       }
       return;
     }
-    kernels.multiply({.c = grad_query_t, .c_stride = kLanes, .a = key.data, .a_row_stride = 1,
-                      .a_depth_stride = key.stride, .b = ds_, .b_stride = kLanes, .rows = args_.D, .depth = count,
-                      .columns = kLanes, .accumulate = true});
+    kernels.multiply({.c = grad_query_t,
+                      .c_stride = kLanes,
+                      .a = key.data,
+                      .a_row_stride = 1,
+                      .a_depth_stride = key.stride,
+                      .b = ds_,
+                      .b_stride = kLanes,
+                      .rows = args_.D,
+                      .depth = count,
+                      .columns = kLanes,
+                      .accumulate = true});
   }
 
  private:
@@ -113,8 +129,16 @@ class QueryTile {
   void add_over_queries(const A* weights, const A* rows, A* target, std::int64_t count,
                         const VisiblePairs* pairs) const {
     const Micro<A>& kernels = micro<A>();
-    Product<A> product = {.c = target, .c_stride = D_, .a = weights, .a_row_stride = kLanes, .a_depth_stride = 1,
-                          .b = rows, .b_stride = D_, .rows = count, .depth = queries_.count(), .columns = D_,
+    Product<A> product = {.c = target,
+                          .c_stride = D_,
+                          .a = weights,
+                          .a_row_stride = kLanes,
+                          .a_depth_stride = 1,
+                          .b = rows,
+                          .b_stride = D_,
+                          .rows = count,
+                          .depth = queries_.count(),
+                          .columns = D_,
                           .accumulate = true};
     if (pairs && !kernels.all_finite(rows, D_, queries_.count(), D_)) {
       product.rows = 1;
@@ -163,16 +187,14 @@ void backward_keys(const BlockArgs& args, std::int64_t b, std::int64_t kv_head, 
                    const std::vector<Tile>& query_tiles) {
   using A = Accumulator<T>;
   const std::int64_t D = padded(args.D), group = args.Hq / args.Hkv;
-  const std::int64_t widened = kIsAccumulator<T> ? 0 : kTaskKeys * D;
   Scratch& scratch = Scratch::of_this_thread();
-  scratch.reserve((2 * kTaskKeys * D + 2 * widened + QueryTile<T>::elements(args.D)) *
-                      static_cast<std::int64_t>(sizeof(A)), 4 + QueryTile<T>::kArrays);
+  scratch.reserve((2 * kTaskKeys * D + KeyTile<T>::elements(args, kTaskKeys) + QueryTile<T>::elements(args.D)) *
+                      static_cast<std::int64_t>(sizeof(A)),
+                  2 + KeyTile<T>::kArrays + QueryTile<T>::kArrays);
   A* grad_key = scratch.take<A>(kTaskKeys * D);
   A* grad_value = scratch.take<A>(kTaskKeys * D);
-  const auto key = rows_in_accumulator<T>(rows_at<const T>(args.key, b, kv_head, keys.row), keys.count(), args.D,
-                                          scratch.take<A>(widened));
-  const auto value = rows_in_accumulator<T>(rows_at<const T>(args.value, b, kv_head, keys.row), keys.count(), args.D,
-                                            scratch.take<A>(widened));
+  KeyTile<T> rows(args, b, kv_head, kTaskKeys, scratch);
+  rows.move_to(keys);
   QueryTile<T> tile(args, scratch);
   std::fill_n(grad_key, keys.count() * D, A{0});
   std::fill_n(grad_value, keys.count() * D, A{0});
@@ -186,8 +208,7 @@ void backward_keys(const BlockArgs& args, std::int64_t b, std::int64_t kv_head, 
         with_visible_keys(queries, part, args.mask,
                           [&](std::int32_t first, std::int32_t count, const VisiblePairs* pairs) {
                             const std::int64_t row = offset + first;
-                            tile.score({key.row(row), key.stride}, {value.row(row), value.stride}, count, pairs,
-                                       args.grad_key.data != nullptr);
+                            tile.score(rows.key(row), rows.value(row), count, pairs, args.grad_key.data != nullptr);
                             if (args.grad_value.data) tile.add_grad_value(grad_value + row * D, count, pairs);
                             if (args.grad_key.data) tile.add_grad_key(grad_key + row * D, count, pairs);
                           });
@@ -202,40 +223,50 @@ void backward_keys(const BlockArgs& args, std::int64_t b, std::int64_t kv_head, 
   }
 }
 
+// dQ of the query tiles [first, end) of a head.
 template <typename T>
-void backward_queries(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries,
+void backward_queries(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile* first, const Tile* end,
                       const std::vector<Tile>& key_tiles) {
   using A = Accumulator<T>;
-  bool sees = false;
-  for (const Segment& keys : args.key_segments) sees |= any_visible(queries.segment, keys, args.mask);
-  if (!sees) return;
-
   const std::int64_t D = padded(args.D), kv_head = h / (args.Hq / args.Hkv);
-  const std::int64_t widened = kIsAccumulator<T> ? 0 : kTileKeys * D;
+  struct Target {
+    Tile queries;
+    QueryTile<T> tile;
+    A* grad_query_t;  // [D][kLanes]
+  };
+  std::vector<Target> targets;
+  targets.reserve(static_cast<std::size_t>(end - first));
   Scratch& scratch = Scratch::of_this_thread();
-  scratch.reserve((2 * kLanes * D + 2 * widened + QueryTile<T>::elements(args.D)) *
-                      static_cast<std::int64_t>(sizeof(A)), 4 + QueryTile<T>::kArrays);
-  A* grad_query_t = scratch.take<A>(D * kLanes);
+  scratch.reserve((kLanes * D + KeyTile<T>::elements(args, kTileKeys) +
+                   (end - first) * (QueryTile<T>::elements(args.D) + D * kLanes)) *
+                      static_cast<std::int64_t>(sizeof(A)),
+                  1 + KeyTile<T>::kArrays + static_cast<int>(end - first) * (QueryTile<T>::kArrays + 1));
   A* grad_query = scratch.take<A>(kLanes * D);
-  A* key_copy = scratch.take<A>(widened);
-  A* value_copy = scratch.take<A>(widened);
-  QueryTile<T> tile(args, scratch);
-  std::fill_n(grad_query_t, D * kLanes, A{0});
-  tile.load(b, h, queries);
+  KeyTile<T> rows(args, b, kv_head, kTileKeys, scratch);
+  for (const Tile* queries = first; queries < end; ++queries) {
+    bool sees = false;
+    for (const Segment& keys : args.key_segments) sees |= any_visible(queries->segment, keys, args.mask);
+    if (!sees) continue;
+    Target& target = targets.emplace_back(Target{*queries, QueryTile<T>(args, scratch), scratch.take<A>(D * kLanes)});
+    target.tile.load(b, h, *queries);
+    std::fill_n(target.grad_query_t, D * kLanes, A{0});
+  }
+  if (targets.empty()) return;
 
   for (const Tile& keys : key_tiles) {
-    with_visible_keys(queries, keys.segment, args.mask,
-                      [&](std::int32_t first, std::int32_t count, const VisiblePairs* pairs) {
-                        const auto key = rows_in_accumulator<T>(
-                            rows_at<const T>(args.key, b, kv_head, keys.row + first), count, args.D, key_copy);
-                        const auto value = rows_in_accumulator<T>(
-                            rows_at<const T>(args.value, b, kv_head, keys.row + first), count, args.D, value_copy);
-                        tile.score(key, value, count, pairs, true);
-                        tile.add_grad_query(grad_query_t, key, count, pairs);
-                      });
+    rows.move_to(keys);
+    for (Target& target : targets) {
+      with_visible_keys(target.queries, keys.segment, args.mask,
+                        [&](std::int32_t first_key, std::int32_t count, const VisiblePairs* pairs) {
+                          target.tile.score(rows.key(first_key), rows.value(first_key), count, pairs, true);
+                          target.tile.add_grad_query(target.grad_query_t, rows.key(first_key), count, pairs);
+                        });
+    }
   }
-  micro<A>().transpose(grad_query_t, kLanes, grad_query, D, D, kLanes);
-  add_rows(grad_query, D, rows_at<A>(args.grad_query, b, h, queries.row), queries.count(), args.D);
+  for (const Target& target : targets) {
+    micro<A>().transpose(target.grad_query_t, kLanes, grad_query, D, D, kLanes);
+    add_rows(grad_query, D, rows_at<A>(args.grad_query, b, h, target.queries.row), target.queries.count(), args.D);
+  }
 }
 
 }  // namespace
@@ -253,10 +284,10 @@ void backward(const BlockArgs& args, const Launch& launch) {
   }
   if (args.grad_query.data) {
     const std::vector<Tile> key_tiles = make_tiles(args.key_segments, kTileKeys);
-    const std::int64_t tiles = static_cast<std::int64_t>(query_tiles.size());
-    run_tasks(launch, args.B * args.Hq * tiles, [&](std::int64_t task) {
-      const std::int64_t head = task / tiles;
-      backward_queries<T>(args, head / args.Hq, head % args.Hq, query_tiles[task % tiles], key_tiles);
+    const TileGroups groups(query_tiles, args.B * args.Hq);
+    run_tasks(launch, args.B * args.Hq * groups.per_head, [&](std::int64_t task) {
+      const std::int64_t head = task / groups.per_head, group = task % groups.per_head;
+      backward_queries<T>(args, head / args.Hq, head % args.Hq, groups.begin(group), groups.end(group), key_tiles);
     });
   }
 }

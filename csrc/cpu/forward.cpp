@@ -12,6 +12,7 @@
 // nothing is ever multiplied by a masked score: 0 * NaN would leak.
 #include "cpu/forward.h"
 
+#include "cpu/key_tile.h"
 #include "cpu/scratch.h"
 #include "cpu/state.h"
 #include "cpu/tiles.h"
@@ -25,18 +26,17 @@ class ForwardTile {
   using A = Accumulator<T>;
 
  public:
-  ForwardTile(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries, std::int64_t max_keys)
+  static constexpr int kArrays = 10;
+  static std::int64_t elements(const BlockArgs& args) {
+    return 3 * kLanes * padded(args.D) + kTileKeys * kLanes + 6 * kLanes;
+  }
+
+  ForwardTile(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries, Scratch& scratch)
       : args_(args), b_(b), h_(h), queries_(queries), row_(state_row(args, b, h) + queries.row), D_(padded(args.D)) {
-    Scratch& scratch = Scratch::of_this_thread();
-    const std::int64_t widened = kIsAccumulator<T> ? 0 : max_keys * D_;
-    const std::int64_t elements = 3 * kLanes * D_ + max_keys * kLanes + 2 * widened + 6 * kLanes;
-    scratch.reserve(elements * static_cast<std::int64_t>(sizeof(A)), 12);
     rows_ = scratch.take<A>(kLanes * D_);
     query_ = scratch.take<A>(D_ * kLanes);
     o_ = scratch.take<A>(D_ * kLanes);
-    scores_ = scratch.take<A>(max_keys * kLanes);
-    keys_ = scratch.take<A>(widened);
-    values_ = scratch.take<A>(widened);
+    scores_ = scratch.take<A>(kTileKeys * kLanes);
     m_ = scratch.take<A>(kLanes);
     m_new_ = scratch.take<A>(kLanes);
     l_ = scratch.take<A>(kLanes);
@@ -63,12 +63,12 @@ class ForwardTile {
     transpose_rows(o_);
   }
 
-  void absorb(const Tile& keys) {
+  void absorb(const Tile& keys, KeyTile<T>& rows) {
     const Visibility visibility = ringattn::visibility(queries_.segment, keys.segment, args_.mask);
     if (visibility == Visibility::skip) return;
-    if (visibility == Visibility::full) return absorb(keys, 0, keys.count(), nullptr);
+    if (visibility == Visibility::full) return absorb(rows, 0, keys.count(), nullptr);
     const VisiblePairs pairs(queries_.segment, keys.segment, args_.mask);
-    absorb(keys, pairs.first_key, pairs.end_key, &pairs);
+    absorb(rows, pairs.first_key, pairs.end_key, &pairs);
   }
 
   // Writes what the call asks for: the state, or the result, or both.
@@ -89,13 +89,20 @@ class ForwardTile {
  private:
   // Absorbs the keys [first, end) of a tile; the others are seen by no query of this one. `pairs` is null if all pairs
   // are visible.
-  void absorb(const Tile& keys, std::int32_t first, std::int32_t end, const VisiblePairs* pairs) {
+  void absorb(KeyTile<T>& rows, std::int32_t first, std::int32_t end, const VisiblePairs* pairs) {
     const Micro<A>& kernels = micro<A>();
-    const std::int64_t kv_head = h_ / (args_.Hq / args_.Hkv), count = end - first;
-    const auto key = rows_in_accumulator<T>(rows_at<const T>(args_.key, b_, kv_head, keys.row + first), count, args_.D,
-                                            keys_);
-    kernels.multiply({.c = scores_, .c_stride = kLanes, .a = key.data, .a_row_stride = key.stride, .a_depth_stride = 1,
-                      .b = query_, .b_stride = kLanes, .rows = count, .depth = args_.D, .columns = kLanes,
+    const std::int64_t count = end - first;
+    const RowSpan<const A> key = rows.key(first);
+    kernels.multiply({.c = scores_,
+                      .c_stride = kLanes,
+                      .a = key.data,
+                      .a_row_stride = key.stride,
+                      .a_depth_stride = 1,
+                      .b = query_,
+                      .b_stride = kLanes,
+                      .rows = count,
+                      .depth = args_.D,
+                      .columns = kLanes,
                       .accumulate = false});
 
     if (pairs) pairs->fill_invisible(scores_, kMinusInfinity<A>);
@@ -112,17 +119,24 @@ class ForwardTile {
     }
     std::swap(m_, m_new_);
 
-    const auto value = rows_in_accumulator<T>(rows_at<const T>(args_.value, b_, kv_head, keys.row + first), count,
-                                              args_.D, values_);
+    const RowSpan<const A> value = rows.value(first);
     if (pairs && !kernels.all_finite(value.data, value.stride, count, args_.D)) {
       for (std::int32_t n = first; n < end; ++n) {
-        kernels.add_outer(o_, kLanes, value.row(n - first), 1, scores_ + (n - first) * kLanes, args_.D,
-                          pairs->begin[n], pairs->end[n]);
+        kernels.add_outer(o_, kLanes, value.row(n - first), 1, scores_ + (n - first) * kLanes, args_.D, pairs->begin[n],
+                          pairs->end[n]);
       }
       return;
     }
-    kernels.multiply({.c = o_, .c_stride = kLanes, .a = value.data, .a_row_stride = 1, .a_depth_stride = value.stride,
-                      .b = scores_, .b_stride = kLanes, .rows = args_.D, .depth = count, .columns = kLanes,
+    kernels.multiply({.c = o_,
+                      .c_stride = kLanes,
+                      .a = value.data,
+                      .a_row_stride = 1,
+                      .a_depth_stride = value.stride,
+                      .b = scores_,
+                      .b_stride = kLanes,
+                      .rows = args_.D,
+                      .depth = count,
+                      .columns = kLanes,
                       .accumulate = true});
   }
 
@@ -134,43 +148,53 @@ class ForwardTile {
 
   const BlockArgs& args_;
   const std::int64_t b_, h_;
-  const Tile& queries_;
+  const Tile queries_;
   const std::int64_t row_;  // of the tile's first query among all rows of m
   const std::int64_t D_;    // padded
-  A *rows_ /*[kLanes][D]*/, *query_ /*[D][kLanes]*/, *o_ /*[D][kLanes]*/, *scores_ /*[Nmax][kLanes]*/;
-  A *keys_, *values_ /*[Nmax][D], unless T is A*/;
+  A *rows_ /*[kLanes][D]*/, *query_ /*[D][kLanes]*/, *o_ /*[D][kLanes]*/, *scores_ /*[kTileKeys][kLanes]*/;
   A *m_, *m_new_, *l_, *sum_, *factor_, *visible_ /*[kLanes] each*/;
 };
 
+// The query tiles [first, end) of a head absorb the keys together, so that a key tile is converted once for all.
 template <typename T>
-void forward_tile(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries,
-                  const std::vector<Tile>& key_tiles) {
-  bool sees = false;
-  for (const Segment& keys : args.key_segments) sees |= any_visible(queries.segment, keys, args.mask);
-  const bool store = args.store_state && !args.load_state;
-  if (!sees && !store && !args.finalize) return;
-
-  ForwardTile<T> tile(args, b, h, queries, forward_key_tile(args.D));
-  tile.load_state();
-  if (sees) {
-    tile.load_query();
-    for (const Tile& keys : key_tiles) tile.absorb(keys);
+void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile* first, const Tile* end,
+                   const std::vector<Tile>& key_tiles) {
+  using A = Accumulator<T>;
+  Scratch& scratch = Scratch::of_this_thread();
+  scratch.reserve((KeyTile<T>::elements(args, kTileKeys) + (end - first) * ForwardTile<T>::elements(args)) *
+                      static_cast<std::int64_t>(sizeof(A)),
+                  KeyTile<T>::kArrays + static_cast<int>(end - first) * ForwardTile<T>::kArrays);
+  KeyTile<T> rows(args, b, h / (args.Hq / args.Hkv), kTileKeys, scratch);
+  std::vector<ForwardTile<T>> tiles;
+  tiles.reserve(static_cast<std::size_t>(end - first));
+  bool any_sees = false;
+  for (const Tile* queries = first; queries < end; ++queries) {
+    bool sees = false;
+    for (const Segment& keys : args.key_segments) sees |= any_visible(queries->segment, keys, args.mask);
+    const bool store = args.store_state && !args.load_state;
+    if (!sees && !store && !args.finalize) continue;
+    tiles.emplace_back(args, b, h, *queries, scratch);
+    tiles.back().load_state();
+    if (sees) tiles.back().load_query();
+    any_sees |= sees;
   }
-  tile.store();
+  for (std::size_t i = 0; any_sees && i < key_tiles.size(); ++i) {
+    rows.move_to(key_tiles[i]);
+    for (ForwardTile<T>& tile : tiles) tile.absorb(key_tiles[i], rows);
+  }
+  for (ForwardTile<T>& tile : tiles) tile.store();
 }
 
 }  // namespace
 
-std::int32_t forward_key_tile(std::int64_t) { return 64; }
-
 template <typename T>
 void forward(const BlockArgs& args, const Launch& launch) {
   const std::vector<Tile> query_tiles = make_tiles(args.query_segments, kLanes);
-  const std::vector<Tile> key_tiles = make_tiles(args.key_segments, forward_key_tile(args.D));
-  const std::int64_t tiles = static_cast<std::int64_t>(query_tiles.size());
-  run_tasks(launch, args.B * args.Hq * tiles, [&](std::int64_t task) {
-    const std::int64_t head = task / tiles;
-    forward_tile<T>(args, head / args.Hq, head % args.Hq, query_tiles[task % tiles], key_tiles);
+  const std::vector<Tile> key_tiles = make_tiles(args.key_segments, kTileKeys);
+  const TileGroups groups(query_tiles, args.B * args.Hq);
+  run_tasks(launch, args.B * args.Hq * groups.per_head, [&](std::int64_t task) {
+    const std::int64_t head = task / groups.per_head, group = task % groups.per_head;
+    forward_tiles<T>(args, head / args.Hq, head % args.Hq, groups.begin(group), groups.end(group), key_tiles);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "cpu/backward.h"
 #include "cpu/forward.h"
 #include "cpu/state.h"
+#include "cpu/tiles.h"
 
 namespace ringattn::cpu {
 namespace {
@@ -25,7 +26,7 @@ auto with_storage_type(DType dtype, const Function& function) {
   throw std::invalid_argument("dtype has no value of DType");
 }
 
-std::int32_t key_tile(DType, std::int64_t head_dim) { return forward_key_tile(head_dim); }
+std::int32_t key_tile(DType, std::int64_t /*head_dim*/) { return kTileKeys; }
 
 void run_forward(const BlockArgs& args, const Launch& launch) {
   with_storage_type(args.dtype, [&](auto value) { forward<decltype(value)>(args, launch); });

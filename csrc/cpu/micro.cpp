@@ -23,9 +23,9 @@ constexpr Micro<A> micro_of() {
 
 }  // namespace
 
-constexpr MicroTable table = {micro_of<double>(),
-                              micro_of<float>(),
-                              {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>,
-                               narrow_row<Float16Format>}};
+constexpr MicroTable table = {
+    micro_of<double>(),
+    micro_of<float>(),
+    {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>, narrow_row<Float16Format>}};
 
 }  // namespace ringattn::cpu::RINGATTN_CPU_CAPABILITY

@@ -84,7 +84,7 @@ bool advance(const A* m_old, const A* m_new, A c, const A* visible, const A* sum
   using V = Vector<A>;
   const V infinity = splat(static_cast<A>(__builtin_inf()));
   const V one = splat(A{1}), overwrite = splat(static_cast<A>(kOverwrite));
-  bool changed = false;
+  auto changed = one != one;
   for (std::int64_t lane = 0; lane < kLanes; lane += kCount<A>) {
     const V before = load<V>(m_old + lane);
     V f = exp2_of((before - load<V>(m_new + lane)) * c);
@@ -99,9 +99,11 @@ bool advance(const A* m_old, const A* m_new, A c, const A* visible, const A* sum
     }
     store(l + lane, total);
     store(factor + lane, f);
-    for (int i = 0; i < kCount<A>; ++i) changed |= f[i] != A{1};
+    changed |= f != one;
   }
-  return changed;
+  bool any = false;
+  for (int i = 0; i < kCount<A>; ++i) any |= changed[i] != 0;
+  return any;
 }
 
 template <typename A>

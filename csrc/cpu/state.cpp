@@ -90,8 +90,8 @@ void delta(const BlockArgs& args, const Launch& launch) {
   for_each_row(args, launch, [&](std::int64_t b, std::int64_t h, std::int64_t token) {
     Scratch& scratch = Scratch::of_this_thread();
     scratch.reserve(2 * padded(args.D) * static_cast<std::int64_t>(sizeof(A)), 2);
-    const auto out = rows_in_accumulator<T>(rows_at<const T>(args.out, b, h, token), 1, args.D,
-                                            scratch.take<A>(padded(args.D)));
+    const auto out =
+        rows_in_accumulator<T>(rows_at<const T>(args.out, b, h, token), 1, args.D, scratch.take<A>(padded(args.D)));
     const auto grad_out = rows_in_accumulator<T>(rows_at<const T>(args.grad_out, b, h, token), 1, args.D,
                                                  scratch.take<A>(padded(args.D)));
     const std::int64_t row = state_row(args, b, h) + token;

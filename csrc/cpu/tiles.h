@@ -10,6 +10,9 @@
 
 namespace ringattn::cpu {
 
+// Keys of a tile of scores. Twice as many were no faster: the scores and the queries then fall out of the first cache.
+inline constexpr std::int32_t kTileKeys = 64;
+
 // Neighbouring tokens of one segment: their positions, and their first row in the rank's local order.
 struct Tile {
   Segment segment;
@@ -30,14 +33,33 @@ inline std::vector<Tile> make_tiles(const Segments& segments, std::int32_t size)
   return tiles;
 }
 
-inline constexpr std::int32_t kMaxKeys = 128;  // of a tile that a VisiblePairs describes
+// Neighbouring query tiles of a head that a task takes together: several, where that still leaves enough tasks to keep
+// many threads evenly busy. What a tile computes does not depend on its group.
+struct TileGroups {
+  const std::vector<Tile>& tiles;
+  std::int64_t size, per_head;
+
+  TileGroups(const std::vector<Tile>& tiles, std::int64_t heads) : tiles(tiles) {
+    const std::int64_t count = static_cast<std::int64_t>(tiles.size());
+    size = std::clamp<std::int64_t>(heads * count / kManyTasks, 1, kMaxSize);
+    per_head = (count + size - 1) / size;
+  }
+
+  const Tile* begin(std::int64_t group) const { return tiles.data() + group * size; }
+  const Tile* end(std::int64_t group) const {
+    return tiles.data() + std::min<std::int64_t>((group + 1) * size, static_cast<std::int64_t>(tiles.size()));
+  }
+
+ private:
+  static constexpr std::int64_t kManyTasks = 64, kMaxSize = 4;
+};
 
 // The visible pairs of a partly visible tile. Both ends of a query's interval never decrease with its position, so the
 // queries that see a given key are neighbours as well.
 struct VisiblePairs {
-  std::int32_t first_key = 0, end_key = 0;           // keys that any query of the tile sees lie in [first_key, end_key)
-  std::int32_t begin[kMaxKeys], end[kMaxKeys];       // key n is seen by the queries in [begin[n], end[n])
-  bool sees[kLanes];                                 // the query sees a key of the tile; false beyond the tile's end
+  std::int32_t first_key = 0, end_key = 0;        // keys that any query of the tile sees lie in [first_key, end_key)
+  std::int32_t begin[kTileKeys], end[kTileKeys];  // key n is seen by the queries in [begin[n], end[n])
+  bool sees[kLanes];                              // the query sees a key of the tile; false beyond the tile's end
 
   VisiblePairs(const Segment& queries, const Segment& keys, const Mask& mask) {
     std::int32_t from[kLanes], to[kLanes];  // query i sees the keys in [from[i], to[i])

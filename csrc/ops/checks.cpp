@@ -160,6 +160,7 @@ Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor
                     ": cross attention has the full mask only");
   pass.mask = check_mask(options.is_causal, options.window, options.cu_seqlens, pass.key_layout.seq_len(),
                          pass.document_bounds);
+  pass.is_causal = options.is_causal;
   pass.scale = check_scale(options.scale, pass.D);
   pass.deterministic = options.deterministic;
   TORCH_CHECK_VALUE(options.needs_grad.size() == 3, "needs_grad: expected 3 flags (query, key, value), got ",

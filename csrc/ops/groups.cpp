@@ -71,7 +71,7 @@ Agreement::Agreement(Ring& ring, Op op, const std::function<void(CallHeader&)>& 
     if (!busy_.owns_lock()) {
       throw RingError("another thread of this process is in a call on this group; one call at a time");
     }
-    header.set(Field::call, ++ring.state->calls);
+    header.set(Field::call, std::int64_t{++ring.state->calls});
   }
 
   std::exception_ptr refusal;

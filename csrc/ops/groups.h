@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -18,7 +19,7 @@ struct GroupState {
   explicit GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) : group(process_group) {}
 
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  std::int64_t calls = 0;
+  std::atomic<std::int64_t> calls = 0;
   std::mutex busy;  // one caller at a time: two would receive each other's messages
 };
 

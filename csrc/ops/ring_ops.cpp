@@ -103,8 +103,15 @@ void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reaso
   }
 }
 
+std::int64_t calls_op(std::string group) {
+  const Ring ring = Ring::of_group(group);
+  return ring.state == nullptr ? 0 : ring.state->calls.load();
+}
+
 }  // namespace
 }  // namespace ringattn
+
+TORCH_LIBRARY_IMPL(ringattn, CompositeExplicitAutograd, m) { m.impl("calls", ringattn::calls_op); }
 
 TORCH_LIBRARY_IMPL(ringattn, CPU, m) {
   m.impl("ring_forward", ringattn::forward_op);

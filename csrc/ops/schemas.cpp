@@ -35,12 +35,15 @@ TORCH_LIBRARY(ringattn, m) {
       ", bool enable_gqa, bool deterministic, bool[] needs_grad) "
       "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
 
-  // Sharding. shard is local: the tokens of `rank` along dim. gather passes all parts round the ring -> whole tensor.
-  m.def("shard(Tensor whole, int dim, str layout, int rank, int world_size) -> Tensor");
+  // Sharding. shard is local: this rank's tokens along dim. gather passes all parts round the ring -> whole tensor.
+  m.def("shard(Tensor whole, int dim, str group, str layout) -> Tensor");
   m.def("gather(Tensor part, Tensor(a!) order, int dim, str group, str layout, SymInt? seq_len) -> Tensor");
 
   // Takes part in the next call on a group by refusing it: the other ranks raise an error that gives the reason.
   m.def("refuse(Tensor(a!) order, str group, str reason) -> ()");
+
+  // How many calls this process has taken part in on a group; 0 in a ring of one.
+  m.def("calls(str group) -> int");
 
   // --- local building blocks ---
   //

@@ -16,11 +16,11 @@ std::int64_t check_dim(const at::Tensor& tensor, const char* name, std::int64_t 
   return dim < 0 ? dim + tensor.dim() : dim;
 }
 
-at::Tensor shard_op(const at::Tensor& whole, std::int64_t dim, std::string layout, std::int64_t rank,
-                    std::int64_t world_size) {
+at::Tensor shard_op(const at::Tensor& whole, std::int64_t dim, std::string group, std::string layout) {
+  const Ring ring = Ring::of_group(group);
   dim = check_dim(whole, "x", dim);
   const Segments own = as_value_error(
-      [&] { return Layout(parse_layout(layout), world_size, whole.size(dim)).segments(rank); });
+      [&] { return Layout(parse_layout(layout), ring.world_size, whole.size(dim)).segments(ring.rank); });
   return take_segments(whole, dim, own);
 }
 

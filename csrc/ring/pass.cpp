@@ -14,7 +14,7 @@ void Pass::describe(CallHeader& header) const {
   header.set(Field::query_heads, Hq);
   header.set(Field::key_heads, Hkv);
   header.set(Field::head_dim, D);
-  header.set(Field::causal, flag(mask.right == 0));
+  header.set(Field::causal, flag(is_causal));
   header.set(Field::window_left, std::int64_t{mask.left});
   header.set(Field::window_right, std::int64_t{mask.right});
   if (mask.document_bounds != nullptr) {

@@ -24,6 +24,7 @@ struct Pass {
   Layout key_layout{LayoutKind::contiguous, 1, 0};
   Mask mask;
   std::vector<std::int32_t> document_bounds;  // what mask.document_bounds points into, if it is set
+  bool is_causal = false;  // as the caller said; the mask has it as right = 0
   double scale = 1.0;
   bool deterministic = true;
   bool needs_grad_query = false, needs_grad_key = false, needs_grad_value = false;

@@ -58,7 +58,7 @@ def write_png(path: Path, ring: dict[str, Any], dense: dict[str, Any], seq_len: 
         "every byte equally likely", (1, math.log(256)), (0, 4), xycoords=("axes fraction", "data"),
         textcoords="offset points", ha="right", fontsize=9, color="#6a737b",
     )  # fmt: skip
-    loss_axes.set(xlabel="step", ylabel="nats per byte")
+    loss_axes.set(xlabel="step, each on another window of the text", ylabel="nats per byte")
     loss_axes.xaxis.get_major_locator().set_params(integer=True)
 
     names = [f"rank {rank}" for rank in range(ranks)] + ["dense,\none process"]

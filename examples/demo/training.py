@@ -1,6 +1,7 @@
 """What each rank does: train on its own tokens of every window, then leave loss and gradients for the proof."""
 
 import os
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,6 +57,7 @@ def train_rank(rank: int, job: Job) -> None:
     *training, proof = window_offsets(job.text, job.seq_len, job.steps + 1, job.seed)
     losses, seconds = [], []
     memory = PeakMemory()
+    tqdm.set_lock(threading.RLock())  # its own lock is a semaphore that outlives a process that is ended
     with tqdm(training, desc="training", unit="step", disable=rank != 0) as bar:
         for offset in bar:
             start = time.perf_counter()

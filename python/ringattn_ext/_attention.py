@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringattn_ext._groups import group_name, refuse
-from ringattn_ext._ops import order, with_ring_errors
+from ringattn_ext._arguments import count, flag, real, tensor, text, type_name
+from ringattn_ext._groups import group_name
+from ringattn_ext._ops import order, ring_call
 
 
 class _Options(NamedTuple):
@@ -25,66 +26,47 @@ class _Options(NamedTuple):
     needs_grad: list[bool]
 
 
+class _Place(NamedTuple):
+    """Where a pass runs: on the ranks of a group, or on virtual ranks (world_size is set)."""
+
+    group: str
+    layout: str
+    seq_len: int | None = None
+    key_seq_len: int | None = None
+    world_size: int | None = None
+
+
 class _RingAttention(torch.autograd.Function):
-    """Forward and backward on the ranks of a group. `where`: group name, layout, seq_len, key_seq_len."""
-
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, where: tuple, options: _Options) -> Any:
-        out, lse, kept = with_ring_errors(
-            torch.ops.ringattn.ring_forward, query, key, value, order(), *where, *options
-        )
-        _save(ctx, (query, key, value, out, lse, kept), where, options)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, place: _Place, options: _Options) -> Any:
+        if place.world_size is None:
+            where = (order(), place.group, place.layout, place.seq_len, place.key_seq_len)
+            out, lse, kept = torch.ops.ringattn.ring_forward(query, key, value, *where, *options)
+        else:
+            out, lse, kept = torch.ops.ringattn.virtual_ring_forward(
+                query, key, value, place.world_size, place.layout, *options
+            )
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, value, out, lse, kept, options.cu_seqlens)
+        ctx.place = place
+        ctx.options = options._replace(cu_seqlens=None)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        saved, where, options = _restore(ctx)
-        grad_out = _materialized(grad_out, saved[3])
-        gradients = with_ring_errors(
-            torch.ops.ringattn.ring_backward, grad_out, grad_lse, *saved, order(), *where, *options
-        )
-        return *_wanted(gradients, options), None, None
-
-
-class _VirtualRingAttention(torch.autograd.Function):
-    """The same on virtual ranks. `where`: world_size, layout."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, where: tuple, options: _Options) -> Any:
-        out, lse, kept = with_ring_errors(torch.ops.ringattn.virtual_ring_forward, query, key, value, *where, *options)
-        _save(ctx, (query, key, value, out, lse, kept), where, options)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        saved, where, options = _restore(ctx)
-        grad_out = _materialized(grad_out, saved[3])
-        gradients = with_ring_errors(
-            torch.ops.ringattn.virtual_ring_backward, grad_out, grad_lse, *saved, *where, *options
-        )
-        return *_wanted(gradients, options), None, None
-
-
-def _save(ctx: Any, tensors: tuple[Tensor, ...], where: tuple, options: _Options) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, options.cu_seqlens)
-    ctx.where = where
-    ctx.options = options._replace(cu_seqlens=None)
-
-
-def _restore(ctx: Any) -> tuple[tuple[Tensor, ...], tuple, _Options]:
-    *tensors, cu_seqlens = ctx.saved_tensors
-    return tuple(tensors), ctx.where, ctx.options._replace(cu_seqlens=cu_seqlens)
-
-
-def _materialized(grad_out: Tensor | None, out: Tensor) -> Tensor:
-    return torch.zeros_like(out) if grad_out is None else grad_out
-
-
-def _wanted(gradients: Sequence[Tensor], options: _Options) -> list[Tensor | None]:
-    return [gradient if needed else None for gradient, needed in zip(gradients, options.needs_grad, strict=True)]
+        query, key, value, out, lse, kept, cu_seqlens = ctx.saved_tensors
+        place, options = ctx.place, ctx.options._replace(cu_seqlens=cu_seqlens)
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        tensors = (grad_out, grad_lse, query, key, value, out, lse, kept)
+        if place.world_size is None:
+            where = (order(), place.group, place.layout, place.seq_len, place.key_seq_len)
+            gradients = ring_call(place.group, lambda: torch.ops.ringattn.ring_backward(*tensors, *where, *options))
+        else:
+            gradients = torch.ops.ringattn.virtual_ring_backward(*tensors, place.world_size, place.layout, *options)
+        wanted = zip(gradients, options.needs_grad, strict=True)
+        return *[gradient if needed else None for gradient, needed in wanted], None, None
 
 
 def ring_attention(
@@ -121,7 +103,8 @@ def ring_attention(
         key_seq_len: the same for the keys, for cross attention; left out, as many as queries if the local numbers
             agree. Unequal lengths allow the full mask only.
         is_causal: the query at global position p attends to keys at positions <= p.
-        window: (left, right) in tokens: only keys from p - left to p + right; -1: unbounded. With is_causal, right is 0.
+        window: (left, right) in tokens: only keys from p - left to p + right; -1: unbounded. With is_causal, any
+            right is taken as 0.
         cu_seqlens: [documents + 1], int32 or int64: boundaries of packed documents over the whole sequence, from 0 to
             seq_len, the same on every rank. A query attends to its own document alone. Empty documents are allowed.
         scale: the factor on q.k before the softmax, finite and > 0. Default: D ** -0.5.
@@ -143,14 +126,14 @@ def ring_attention(
     (arXiv:2310.01889); online softmax: Milakov, Gimelshein (arXiv:1805.02867).
     """
     name = group_name(group)
-    try:
-        query, key, value = _autocast(query, key, value)
-        options = _options(query, key, value, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
-        where = (name, _text("layout", layout), _count("seq_len", seq_len), _count("key_seq_len", key_seq_len))
-    except (TypeError, ValueError) as error:
-        refuse(name, error)
-        raise
-    out, lse = _RingAttention.apply(query, key, value, where, options)
+
+    def attend() -> tuple[Tensor, Tensor]:
+        tensors = _tensors(query, key, value, ring=name != "")
+        options = _options(tensors, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
+        place = _Place(name, text("layout", layout), count("seq_len", seq_len), count("key_seq_len", key_seq_len))
+        return _RingAttention.apply(*tensors, place, options)
+
+    out, lse = ring_call(name, attend)
     return (out, lse) if return_lse else out
 
 
@@ -177,34 +160,35 @@ def virtual_ring_attention(
 
     Arguments as for `ring_attention`, with S instead of S_local. Raises ValueError and TypeError for bad arguments.
     """
-    query, key, value = _autocast(query, key, value)
-    options = _options(query, key, value, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
-    size = _count("world_size", world_size)
+    tensors = _tensors(query, key, value, ring=False)
+    options = _options(tensors, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
+    size = count("world_size", world_size)
     if size is None:
         raise TypeError("world_size: expected an int, got None")
-    where = (size, _text("layout", layout))
-    out, lse = _VirtualRingAttention.apply(query, key, value, where, options)
+    out, lse = _RingAttention.apply(*tensors, _Place("", text("layout", layout), world_size=size), options)
     return (out, lse) if return_lse else out
 
 
-def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """As scaled_dot_product_attention: under autocast, floating-point inputs except float64 take the autocast dtype."""
-    for name, tensor in zip(("query", "key", "value"), tensors, strict=True):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a Tensor, got {type(tensor).__name__}")
-        if tensor.device != tensors[0].device:
-            raise ValueError(f"{name}: expected the device of query, {tensors[0].device}, got {tensor.device}")
+def _tensors(query: object, key: object, value: object, *, ring: bool) -> list[Tensor]:
+    """The inputs as scaled_dot_product_attention would take them: under autocast, floating-point ones except float64
+    have the autocast dtype."""
+    tensors = [tensor("query", query), tensor("key", key), tensor("value", value)]
+    for name, other in (("key", tensors[1]), ("value", tensors[2])):
+        if other.device != tensors[0].device:
+            raise ValueError(f"{name}: expected the device of query, {tensors[0].device}, got {other.device}")
     device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return list(tensors)
+    if device == "meta":
+        if ring:
+            raise ValueError("query: expected a device that has data to send round a ring, got meta")
+        return tensors
+    if not torch.is_autocast_enabled(device):
+        return tensors
     dtype = torch.get_autocast_dtype(device)
     return [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors]
 
 
 def _options(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    tensors: list[Tensor],
     is_causal: object,
     window: object,
     cu_seqlens: object,
@@ -213,19 +197,15 @@ def _options(
     deterministic: object,
 ) -> _Options:
     """The options in the types of the operators' schemas. Their values are checked in C++."""
-    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"cu_seqlens: expected a Tensor or None, got {type(cu_seqlens).__name__}")
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
-        raise TypeError(f"scale: expected a float or None, got {type(scale).__name__}")
     grad = torch.is_grad_enabled()
     return _Options(
-        _flag("is_causal", is_causal),
+        flag("is_causal", is_causal),
         _window(window),
-        cu_seqlens,
-        None if scale is None else float(scale),
-        _flag("enable_gqa", enable_gqa),
-        _flag("deterministic", deterministic),
-        [grad and tensor.requires_grad for tensor in (query, key, value)],
+        None if cu_seqlens is None else tensor("cu_seqlens", cu_seqlens),
+        None if scale is None else real("scale", scale),
+        flag("enable_gqa", enable_gqa),
+        flag("deterministic", deterministic),
+        [grad and t.requires_grad for t in tensors],
     )
 
 
@@ -233,25 +213,8 @@ def _window(window: object) -> list[int] | None:
     if window is None:
         return None
     if not isinstance(window, Sequence) or isinstance(window, str):
-        raise TypeError(f"window: expected (left, right) or None, got {type(window).__name__}")
-    if any(isinstance(side, bool) or not isinstance(side, int) for side in window):
-        raise TypeError(f"window: expected two ints, got {window!r}")
-    return list(window)
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
-    return value
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: expected a str, got {type(value).__name__}")
-    return value
-
-
-def _count(name: str, value: Any) -> int | None:
-    if value is None or isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
-        return value
-    raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+        raise TypeError(f"window: expected (left, right) or None, got {type_name(window)}")
+    sides = [count("window", side) for side in window]
+    if None in sides:
+        raise TypeError("window: expected two ints, got None")
+    return sides  # type: ignore[return-value]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
-
-from ringattn_ext import _ops
 
 
 def group_name(group: object) -> str:
@@ -30,22 +27,25 @@ def group_name(group: object) -> str:
             return group.group_name
         if isinstance(group, dist.device_mesh.DeviceMesh):
             if group.ndim != 1:
-                raise ValueError(f"group: expected a DeviceMesh of one dimension, got {group.ndim}; pick one: mesh['cp']")
+                raise ValueError(
+                    f"group: expected a DeviceMesh of one dimension, got {group.ndim}; pick one: mesh['cp']"
+                )
             return group.get_group().group_name
     raise TypeError(
-        f"group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, got {type(group).__name__}"
+        "group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, "
+        f"got {type(group).__name__}"
     )
 
 
 def rank_and_size(name: str) -> tuple[int, int]:
-    """This process's rank in the group of that name, and the group's size."""
+    """This process's rank in the group of that name, and the group's size. Raises ValueError for an unknown name."""
     if name == "":
         return 0, 1
-    group = dist.distributed_c10d._resolve_process_group(name)
+    try:
+        group = dist.distributed_c10d._resolve_process_group(name)
+    except RuntimeError:
+        raise ValueError(
+            f"group: expected the name of a process group that this process is in, got {name!r}, which is unknown "
+            "here, destroyed, or has other members"
+        ) from None
     return group.rank(), group.size()
-
-
-def refuse(name: str, error: Exception) -> None:
-    """Takes part in the group's next call by refusing it, so that the other ranks raise too instead of waiting."""
-    if name != "" and not torch.compiler.is_compiling():
-        torch.ops.ringattn.refuse(_ops.order(), name, str(error))

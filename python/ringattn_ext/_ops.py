@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from ringattn_ext._C import Layout
+from ringattn_ext._groups import rank_and_size
 
 _T = TypeVar("_T")
 
@@ -19,25 +21,33 @@ class RingError(RuntimeError):
 _PREFIX = "ring error: "  # of core/error.h
 
 
-def with_ring_errors(function: Callable[..., _T], *args: object) -> _T:
-    """function(*args), with the C++ RingError, which arrives as a RuntimeError, raised as ringattn_ext.RingError."""
-    if torch.compiler.is_compiling():
-        return function(*args)
-    try:
-        return function(*args)
-    except RuntimeError as error:
-        text = str(error)
-        if isinstance(error, RingError) or not text.startswith(_PREFIX):
-            raise
-        raise RingError(text.removeprefix(_PREFIX)) from None
-
-
 _ORDER = torch.zeros(1, dtype=torch.int64)
 
 
 def order() -> Tensor:
     """The tensor that every ring operator declares to write: it keeps ring calls in program order in compiled code."""
     return _ORDER
+
+
+def ring_call(group: str, function: Callable[[], _T]) -> _T:
+    """function(), which prepares and makes one call of an operator on the group of that name ("" if on none).
+
+    A C++ RingError, which arrives as a RuntimeError, is raised as ringattn_ext.RingError. If the call fails before its
+    kernel runs (in Python, or because the dispatcher cannot convert an argument), the group's call is refused, so that
+    the other ranks raise too instead of waiting.
+    """
+    if torch.compiler.is_compiling():
+        return function()
+    calls = torch.ops.ringattn.calls(group)
+    try:
+        return function()
+    except Exception as error:
+        if torch.ops.ringattn.calls(group) == calls:
+            torch.ops.ringattn.refuse(_ORDER, group, str(error))
+        text = str(error)
+        if type(error) is RuntimeError and text.startswith(_PREFIX):
+            raise RingError(text.removeprefix(_PREFIX)) from None
+        raise
 
 
 # --- fake kernels ---------------------------------------------------------------------------------------------------
@@ -59,10 +69,16 @@ def _lse_like(query: Tensor) -> Tensor:
     return query.new_empty(query.shape[:3], dtype=_accumulation_type(query))
 
 
-def _check_devices(query: Tensor, *others: tuple[str, Tensor]) -> None:
-    for name, tensor in others:
-        if tensor.device != query.device:
+def _check(query: Tensor, **others: Tensor | None) -> None:
+    """What the fake kernels rely on. Also all that checks real tensors of which one is on the meta device: the
+    dispatcher takes those here."""
+    for name, tensor in {"query": query, **others}.items():
+        if tensor is None:
+            continue
+        if tensor.device != query.device and not (name == "cu_seqlens" and tensor.device.type == "cpu"):
             raise ValueError(f"{name}: expected the device of query, {query.device}, got {tensor.device}")
+        if name in ("query", "key", "value") and tensor.dim() != 4:
+            raise ValueError(f"{name}: expected 4 dimensions [B, H, S, D], got {tensor.dim()}")
 
 
 def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int) -> int:
@@ -76,14 +92,10 @@ def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int) -> i
     return 2 * B * Hkv * capacity * D
 
 
-def _world_size(group: str) -> int:
-    return 1 if group == "" else dist.distributed_c10d._resolve_process_group(group).size()
-
-
 @torch.library.register_fake("ringattn::ring_forward")
-def _(query, key, value, order, group, layout, seq_len, key_seq_len, *options):
-    _check_devices(query, ("key", key), ("value", value))
-    P = _world_size(group)
+def _(query, key, value, order, group, layout, seq_len, key_seq_len, is_causal, window, cu_seqlens, *options):
+    _check(query, key=key, value=value, cu_seqlens=cu_seqlens)
+    P = rank_and_size(group)[1]
     if key_seq_len is None:
         same = key.shape[2] == query.shape[2]
         key_seq_len = seq_len if seq_len is not None and same else key.shape[2] * P
@@ -91,10 +103,22 @@ def _(query, key, value, order, group, layout, seq_len, key_seq_len, *options):
 
 
 @torch.library.register_fake("ringattn::virtual_ring_forward")
-def _(query, key, value, world_size, layout, *options):
-    _check_devices(query, ("key", key), ("value", value))
+def _(query, key, value, world_size, layout, is_causal, window, cu_seqlens, *options):
+    _check(query, key=key, value=value, cu_seqlens=cu_seqlens)
     kept = key.new_empty((world_size, _kept_size(key, world_size, layout, key.shape[2])))
     return _rows_like(query), _lse_like(query), kept
+
+
+@torch.library.register_fake("ringattn::ring_backward")
+def _(grad_out, grad_lse, query, key, value, out, lse, kept, order, group, layout, *options):
+    _check(query, key=key, value=value, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse, kept=kept)
+    return _gradients(query, key, value, options[-1])
+
+
+@torch.library.register_fake("ringattn::virtual_ring_backward")
+def _(grad_out, grad_lse, query, key, value, out, lse, kept, world_size, layout, *options):
+    _check(query, key=key, value=value, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse, kept=kept)
+    return _gradients(query, key, value, options[-1])
 
 
 def _gradients(query: Tensor, key: Tensor, value: Tensor, needs_grad: list[bool]) -> tuple[Tensor, ...]:
@@ -104,20 +128,9 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, needs_grad: list[bool]
     )
 
 
-@torch.library.register_fake("ringattn::ring_backward")
-def _(grad_out, grad_lse, query, key, value, out, lse, kept, order, group, layout, *options):
-    return _gradients(query, key, value, options[-1])
-
-
-@torch.library.register_fake("ringattn::virtual_ring_backward")
-def _(grad_out, grad_lse, query, key, value, out, lse, kept, world_size, layout, *options):
-    return _gradients(query, key, value, options[-1])
-
-
 @torch.library.register_fake("ringattn::shard")
-def _(whole, dim, layout, rank, world_size):
-    from ringattn_ext._C import Layout
-
+def _(whole, dim, group, layout):
+    rank, world_size = rank_and_size(group)
     shape = list(whole.shape)
     shape[dim] = Layout(layout, world_size, int(shape[dim])).length(rank)
     return whole.new_empty(shape)
@@ -126,7 +139,7 @@ def _(whole, dim, layout, rank, world_size):
 @torch.library.register_fake("ringattn::gather")
 def _(part, order, dim, group, layout, seq_len):
     shape = list(part.shape)
-    shape[dim] = shape[dim] * _world_size(group) if seq_len is None else seq_len
+    shape[dim] = shape[dim] * rank_and_size(group)[1] if seq_len is None else seq_len
     return part.new_empty(shape)
 
 
@@ -137,7 +150,7 @@ def _(order, group, reason):
 
 @torch.library.register_fake("ringattn::block_forward_")
 def _(o, m, l, query, key, value, *options):  # noqa: E741
-    _check_devices(query, ("key", key), ("value", value), ("o", o), ("m", m), ("l", l))
+    _check(query, key=key, value=value, o=o, m=m, l=l)
     finalize = options[-1]
     if finalize:
         return _rows_like(query), torch.empty_like(m)

@@ -1,4 +1,4 @@
-"""Cutting whole tensors into the parts of the ranks, putting them together again, and where the tokens of a rank lie."""
+"""Cutting whole tensors into the parts of the ranks, putting them together again, and where a rank's tokens lie."""
 
 from __future__ import annotations
 
@@ -8,38 +8,44 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringattn_ext import _C
-from ringattn_ext._groups import group_name, rank_and_size, refuse
-from ringattn_ext._ops import order, with_ring_errors
-
-
-def _gather(part: Tensor, dim: int, name: str, layout: str, seq_len: int | None) -> Tensor:
-    return with_ring_errors(torch.ops.ringattn.gather, part, order(), dim, name, layout, seq_len)
+from ringattn_ext._arguments import count, tensor, text
+from ringattn_ext._C import Layout
+from ringattn_ext._groups import group_name, rank_and_size
+from ringattn_ext._ops import order, ring_call
 
 
 class _Shard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, name: str, layout: str) -> Tensor:
+        part = torch.ops.ringattn.shard(x, dim, name, layout)
         ctx.call = (dim, name, layout, x.shape[dim])
-        return torch.ops.ringattn.shard(x, dim, layout, *rank_and_size(name))
+        return part
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _gather(gradient, *ctx.call), None, None, None
+        dim, name, layout, seq_len = ctx.call
+        whole = ring_call(name, lambda: torch.ops.ringattn.gather(gradient, order(), dim, name, layout, seq_len))
+        return whole, None, None, None
 
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, name: str, layout: str, seq_len: int | None) -> Tensor:
         ctx.call = (dim, name, layout)
-        return _gather(x, dim, name, layout, seq_len)
+        return torch.ops.ringattn.gather(x, order(), dim, name, layout, seq_len)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        dim, name, layout = ctx.call
-        return torch.ops.ringattn.shard(gradient, dim, layout, *rank_and_size(name)), None, None, None, None
+        return torch.ops.ringattn.shard(gradient, *ctx.call), None, None, None, None
+
+
+def _dim(value: object) -> int:
+    dim = count("dim", value)
+    if dim is None:
+        raise TypeError("dim: expected an int, got None")
+    return dim
 
 
 def shard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag") -> Tensor:
@@ -57,12 +63,10 @@ def shard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag") 
 
     Raises ValueError or TypeError for bad arguments, RingError if ranks disagree in the backward pass.
     """
-    return _Shard.apply(x, dim, group_name(group), layout)
+    return _Shard.apply(tensor("x", x), _dim(dim), group_name(group), text("layout", layout))
 
 
-def unshard(
-    x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag", seq_len: int | None = None
-) -> Tensor:
+def unshard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag", seq_len: int | None = None) -> Tensor:
     """The whole tensor, on every rank, from the parts of all ranks. Every rank of the group must make the call.
 
     Args:
@@ -80,19 +84,10 @@ def unshard(
     Raises ValueError or TypeError for bad arguments (the other ranks: RingError), RingError if ranks disagree.
     """
     name = group_name(group)
-    try:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x: expected a Tensor, got {type(x).__name__}")
-        if not isinstance(dim, int) or isinstance(dim, bool):
-            raise TypeError(f"dim: expected an int, got {type(dim).__name__}")
-        if not isinstance(layout, str):
-            raise TypeError(f"layout: expected a str, got {type(layout).__name__}")
-        if seq_len is not None and (not isinstance(seq_len, int | torch.SymInt) or isinstance(seq_len, bool)):
-            raise TypeError(f"seq_len: expected an int or None, got {type(seq_len).__name__}")
-    except TypeError as error:
-        refuse(name, error)
-        raise
-    return _Unshard.apply(x, dim, name, layout, seq_len)
+    return ring_call(
+        name,
+        lambda: _Unshard.apply(tensor("x", x), _dim(dim), name, text("layout", layout), count("seq_len", seq_len)),
+    )
 
 
 def positions(
@@ -122,6 +117,7 @@ def positions(
         rank, world_size = rank_and_size(group_name(group))
     elif group is not None:
         raise ValueError("group: expected None where rank and world_size are given")
-    segments = _C.Layout(layout, world_size, seq_len).segments(rank)
+    size, place = count("world_size", world_size), count("rank", rank)
+    segments = Layout(text("layout", layout), size, count("seq_len", seq_len)).segments(place)
     runs = [s.start + s.stride * torch.arange(s.length, dtype=torch.int64) for s in segments]
     return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)

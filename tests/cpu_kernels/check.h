@@ -16,7 +16,7 @@ inline void report(const char* file, int line, const char* condition) {
 
 }  // namespace ringattn::test
 
-#define CHECK(condition) \
-  do { \
+#define CHECK(condition)                                                      \
+  do {                                                                        \
     if (!(condition)) ringattn::test::report(__FILE__, __LINE__, #condition); \
   } while (false)

@@ -12,7 +12,10 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 inline Shape causal_shape(DType dtype, std::int32_t length) {
-  Shape shape{.dtype = dtype, .D = 40, .query_segments = {{{0, 1, length}}, 1}, .key_segments = {{{0, 1, length}}, 1},
+  Shape shape{.dtype = dtype,
+              .D = 40,
+              .query_segments = {{{0, 1, length}}, 1},
+              .key_segments = {{{0, 1, length}}, 1},
               .mask = {.key_count = length, .right = 0}};
   shape.scale = 0.2;
   return shape;
@@ -63,7 +66,10 @@ inline void check_containment(DType dtype, double bad, std::uint64_t seed) {
 
 // Scores of -inf weigh nothing beside finite ones, before or after them; alone they give NaN.
 inline void check_infinite_scores(DType dtype, std::uint64_t seed) {
-  Shape shape{.dtype = dtype, .D = 1, .query_segments = {{{0, 1, 70}}, 1}, .key_segments = {{{0, 1, 200}}, 1},
+  Shape shape{.dtype = dtype,
+              .D = 1,
+              .query_segments = {{{0, 1, 70}}, 1},
+              .key_segments = {{{0, 1, 200}}, 1},
               .mask = {.key_count = 200}};
   for (const auto& [first, end] : {std::pair{0, 130}, std::pair{70, 200}, std::pair{0, 200}, std::pair{3, 5}}) {
     Block block(shape, seed);
@@ -84,7 +90,10 @@ inline void check_infinite_scores(DType dtype, std::uint64_t seed) {
 inline void check_extreme_scores(DType dtype, std::uint64_t seed) {
   for (const double score : {-60.0, -2e4, 3e4}) {
     for (const std::int32_t keys : {1, 63, 65}) {
-      Shape shape{.dtype = dtype, .D = 8, .query_segments = {{{0, 1, 66}}, 1}, .key_segments = {{{0, 1, keys}}, 1},
+      Shape shape{.dtype = dtype,
+                  .D = 8,
+                  .query_segments = {{{0, 1, 66}}, 1},
+                  .key_segments = {{{0, 1, keys}}, 1},
                   .mask = {.key_count = keys}};
       Block block(shape, seed);
       block.query.fill(1.0);
@@ -136,8 +145,12 @@ inline void merge(Block& into, const Block& other) {
 }
 
 inline void check_merge(DType dtype, std::uint64_t seed) {
-  Shape shape{.dtype = dtype, .Hq = 2, .D = 40, .query_segments = {{{0, 1, 300}}, 1},
-              .key_segments = {{{0, 1, 128}}, 1}, .mask = {.key_count = 256}};
+  Shape shape{.dtype = dtype,
+              .Hq = 2,
+              .D = 40,
+              .query_segments = {{{0, 1, 300}}, 1},
+              .key_segments = {{{0, 1, 128}}, 1},
+              .mask = {.key_count = 256}};
   Shape empty_shape = shape;
   empty_shape.key_segments = {};
   Block first(shape, seed), second(shape, seed + 1), empty(empty_shape, seed), result(empty_shape, seed);

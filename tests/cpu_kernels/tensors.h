@@ -60,9 +60,7 @@ inline std::uint16_t encode16(double x, int fraction) {
          (static_cast<int>(std::ldexp(rounded, fraction - exponent)) - (1 << fraction));
 }
 
-inline std::size_t size_of(DType dtype) {
-  return dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2;
-}
+inline std::size_t size_of(DType dtype) { return dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2; }
 
 inline DType accumulator_of(DType dtype) { return dtype == DType::float64 ? DType::float64 : DType::float32; }
 

@@ -1,0 +1,20 @@
+"""Fresh random numbers in every test, and the seed that brings them back beside every failure."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seeds random and torch. RINGATTN_TEST_SEED=number repeats a failure."""
+    number = int(os.environ.get("RINGATTN_TEST_SEED") or secrets.randbelow(2**31))
+    request.node.add_report_section("setup", "seed", f"RINGATTN_TEST_SEED={number}")
+    random.seed(number)
+    torch.manual_seed(number)
+    return number
