@@ -44,5 +44,6 @@ if(RINGATTN_TESTS)
   set(ringattn_cpu_test_dir ${CMAKE_CURRENT_LIST_DIR}/../../tests/cpu_kernels)
   add_executable(ringattn_cpu_tests
     ${ringattn_cpu_test_dir}/kernels_test.cpp)
-  target_link_libraries(ringattn_cpu_tests PRIVATE ringattn_cpu)
+  find_package(Threads REQUIRED)
+  target_link_libraries(ringattn_cpu_tests PRIVATE ringattn_cpu Threads::Threads)
 endif()

@@ -53,7 +53,9 @@ std::string verdict_elsewhere(const std::vector<CallHeader>& headers) {
   static_assert(std::has_unique_object_representations_v<CallHeader>);  // no padding, whose bytes would be stray
   std::vector<CallHeader> copies(headers.size());
   for (CallHeader& copy : copies) copy.refuse(std::string(300, 'x'));
-  std::memcpy(static_cast<void*>(copies.data()), headers.data(), headers.size() * sizeof(CallHeader));
+  for (std::size_t rank = 0; rank < headers.size(); ++rank) {
+    std::memcpy(static_cast<void*>(&copies[rank]), &headers[rank], sizeof(CallHeader));
+  }
   return verdict(copies);
 }
 

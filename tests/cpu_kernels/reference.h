@@ -53,22 +53,29 @@ inline Reference dense_attention(const Tensor& query, const Tensor& key, const T
         }
         if (seen.empty()) continue;
         const std::int64_t row = (b * Hq + h) * Sq + i;
-        double sum = 0.0, delta = 0.0;
+        double sum = 0.0, delta = 0.0, delta_terms = 0.0;
         for (const std::int64_t j : seen) sum += p[j] = std::exp(p[j] - largest);
         for (const std::int64_t j : seen) p[j] /= sum;
         r.lse[row] = largest + std::log(sum);
         r.lse_terms[row] = std::abs(largest) + 1.0;
         for (std::int64_t d = 0; d < D; ++d) {
           for (const std::int64_t j : seen) r.out[row * D + d] += p[j] * value.at(b, kv, j, d);
-          if (grad_out) delta += r.out[row * D + d] * grad_out->at(b, h, i, d);
+          if (!grad_out) continue;
+          delta += r.out[row * D + d] * grad_out->at(b, h, i, d);
+          delta_terms += std::abs(r.out[row * D + d] * grad_out->at(b, h, i, d));
         }
         if (!grad_out) continue;
         if (grad_lse) delta -= grad_lse->at(b, h, i, 0);
+        if (grad_lse) delta_terms += std::abs(grad_lse->at(b, h, i, 0));
         for (const std::int64_t j : seen) {
           const std::int64_t column = ((b * Hkv + kv) * Skv + j) * D;
-          double dp = 0.0;
-          for (std::int64_t d = 0; d < D; ++d) dp += value.at(b, kv, j, d) * grad_out->at(b, h, i, d);
-          const double ds = p[j] * (dp - delta) * scale, terms = p[j] * (std::abs(dp) + std::abs(delta)) * scale;
+          double dp = 0.0, dp_terms = 0.0;
+          for (std::int64_t d = 0; d < D; ++d) {
+            const double term = value.at(b, kv, j, d) * grad_out->at(b, h, i, d);
+            dp += term;
+            dp_terms += std::abs(term);
+          }
+          const double ds = p[j] * (dp - delta) * scale, terms = p[j] * (dp_terms + delta_terms) * scale;
           for (std::int64_t d = 0; d < D; ++d) {
             const double q = query.at(b, h, i, d), k = key.at(b, kv, j, d), g = grad_out->at(b, h, i, d);
             r.grad_query[row * D + d] += ds * k;
