@@ -56,7 +56,8 @@ void check_rank(const Layout& layout, int rank) { layout.segments(rank); }
 void bind_layout(py::module_& m) {
   py::class_<Segment>(m, "Segment", "Global positions start, start + stride, ... that are neighbours on a rank.")
       .def(py::init([](std::int32_t start, std::int32_t stride, std::int32_t length) {
-             if (start < 0 || stride < 1 || length < 0) throw std::invalid_argument("Segment: expected start >= 0, stride >= 1, length >= 0");
+             if (start < 0 || stride < 1 || length < 0)
+               throw std::invalid_argument("Segment: expected start >= 0, stride >= 1, length >= 0");
              return Segment{start, stride, length};
            }),
            py::arg("start"), py::arg("stride"), py::arg("length"))
@@ -73,8 +74,9 @@ void bind_layout(py::module_& m) {
              return Layout(parse_layout(kind), world_size, seq_len);
            }),
            py::arg("layout"), py::arg("world_size"), py::arg("seq_len"))
-      .def("segments", [](const Layout& layout, std::int64_t rank) { return list_of(layout.segments(rank)); },
-           py::arg("rank"), "The tokens of one rank, in its local order.")
+      .def(
+          "segments", [](const Layout& layout, std::int64_t rank) { return list_of(layout.segments(rank)); },
+          py::arg("rank"), "The tokens of one rank, in its local order.")
       .def("length", &Layout::length, py::arg("rank"), "The number of tokens of one rank.")
       .def_property_readonly("capacity", &Layout::capacity, "No rank owns more tokens than this.")
       .def_property_readonly("kind", [](const Layout& layout) { return layout_name(layout.kind()); })
@@ -91,20 +93,23 @@ void bind_mask(py::module_& m) {
   py::class_<OwningMask>(m, "Mask", "One interval of visible keys per query.")
       .def(py::init(&make_mask), py::arg("key_count"), py::arg("left") = -1, py::arg("right") = -1,
            py::arg("documents") = py::none())
-      .def("interval",
-           [](const OwningMask& owner, std::int32_t position) {
-             return py::make_tuple(owner.mask.first_key(position), owner.mask.last_key(position));
-           },
-           py::arg("position"), "(first, last) key that the query at a global position attends to.");
+      .def(
+          "interval",
+          [](const OwningMask& owner, std::int32_t position) {
+            return py::make_tuple(owner.mask.first_key(position), owner.mask.last_key(position));
+          },
+          py::arg("position"), "(first, last) key that the query at a global position attends to.");
 
-  m.def("visibility",
-        [](const Segment& q, const Segment& k, const OwningMask& owner) { return visibility(q, k, owner.mask); },
-        py::arg("queries"), py::arg("keys"), py::arg("mask"));
-  m.def("visible_pairs",
-        [](const Segment& q, const Segment& k, const OwningMask& owner) {
-          return visible_pairs(Segments{{q}, 1}, Segments{{k}, 1}, owner.mask);
-        },
-        py::arg("queries"), py::arg("keys"), py::arg("mask"));
+  m.def(
+      "visibility",
+      [](const Segment& q, const Segment& k, const OwningMask& owner) { return visibility(q, k, owner.mask); },
+      py::arg("queries"), py::arg("keys"), py::arg("mask"));
+  m.def(
+      "visible_pairs",
+      [](const Segment& q, const Segment& k, const OwningMask& owner) {
+        return visible_pairs(Segments{{q}, 1}, Segments{{k}, 1}, owner.mask);
+      },
+      py::arg("queries"), py::arg("keys"), py::arg("mask"));
 }
 
 void bind_schedule(py::module_& m) {
@@ -140,21 +145,24 @@ void bind_schedule(py::module_& m) {
       .def_readonly("incoming_gradient", &BackwardStep::incoming_gradient)
       .def_readonly("outgoing_block", &BackwardStep::outgoing_block);
 
-  m.def("reach", [](const Layout& q, const Layout& k, const OwningMask& owner) { return reach(q, k, owner.mask); },
-        py::arg("queries"), py::arg("keys"), py::arg("mask"),
-        "The largest distance d such that some rank i may see keys of block i - d (mod P).");
-  m.def("forward_schedule",
-        [](const Layout& q, const Layout& k, const OwningMask& owner, int rank) {
-          check_rank(q, rank);
-          return forward_schedule(q, k, owner.mask, rank);
-        },
-        py::arg("queries"), py::arg("keys"), py::arg("mask"), py::arg("rank"));
-  m.def("backward_schedule",
-        [](const Layout& q, const Layout& k, const OwningMask& owner, int rank) {
-          check_rank(q, rank);
-          return backward_schedule(q, k, owner.mask, rank);
-        },
-        py::arg("queries"), py::arg("keys"), py::arg("mask"), py::arg("rank"));
+  m.def(
+      "reach", [](const Layout& q, const Layout& k, const OwningMask& owner) { return reach(q, k, owner.mask); },
+      py::arg("queries"), py::arg("keys"), py::arg("mask"),
+      "The largest distance d such that some rank i may see keys of block i - d (mod P).");
+  m.def(
+      "forward_schedule",
+      [](const Layout& q, const Layout& k, const OwningMask& owner, int rank) {
+        check_rank(q, rank);
+        return forward_schedule(q, k, owner.mask, rank);
+      },
+      py::arg("queries"), py::arg("keys"), py::arg("mask"), py::arg("rank"));
+  m.def(
+      "backward_schedule",
+      [](const Layout& q, const Layout& k, const OwningMask& owner, int rank) {
+        check_rank(q, rank);
+        return backward_schedule(q, k, owner.mask, rank);
+      },
+      py::arg("queries"), py::arg("keys"), py::arg("mask"), py::arg("rank"));
 }
 
 }  // namespace

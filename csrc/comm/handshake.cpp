@@ -24,8 +24,7 @@ std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader&
   for (int known = 1; known < P; known *= 2) {
     const int more = std::min(known, P - known);
     transport
-        .post({{rows.narrow(0, 0, more), (rank - known + P) % P}},
-              {{rows.narrow(0, known, more), (rank + known) % P}})
+        .post({{rows.narrow(0, 0, more), (rank - known + P) % P}}, {{rows.narrow(0, known, more), (rank + known) % P}})
         ->wait();
   }
 

@@ -46,8 +46,8 @@ std::string op(std::int64_t value) {
 
 // torch's numbers of its types (c10::ScalarType), which are part of its file formats and do not change.
 std::string dtype(std::int64_t value) {
-  constexpr const char* kNames[] = {"uint8",   "int8",      "int16",     "int32",      "int64", "float16", "float32",
-                                    "float64", "complex32", "complex64", "complex128", "bool"};
+  constexpr const char* kNames[] = {"uint8",   "int8",    "int16",     "int32",     "int64",      "float16",
+                                    "float32", "float64", "complex32", "complex64", "complex128", "bool"};
   if (value >= 0 && value < static_cast<std::int64_t>(std::size(kNames))) return kNames[value];
   return value == 15 ? "bfloat16" : "dtype number " + number(value);
 }
@@ -135,8 +135,8 @@ std::string verdict(const std::vector<CallHeader>& headers) {
     if (headers[rank].refused == 0) continue;
     // The bytes came from a peer: do not rely on their terminator.
     const char* reason = headers[rank].reason;
-    return "rank " + std::to_string(rank) + " refused: " +
-           std::string(reason, ::strnlen(reason, sizeof(headers[rank].reason)));
+    return "rank " + std::to_string(rank) +
+           " refused: " + std::string(reason, ::strnlen(reason, sizeof(headers[rank].reason)));
   }
   for (int field = 0; field < static_cast<int>(Field::count); ++field) {
     for (std::size_t rank = 1; rank < headers.size(); ++rank) {

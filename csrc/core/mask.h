@@ -18,10 +18,10 @@ enum class Visibility : std::int32_t { skip, partial, full };
 struct Mask {
   static constexpr std::int32_t kUnbounded = std::numeric_limits<std::int32_t>::max();
 
-  std::int32_t key_count = 0;                       // keys of the whole sequence
-  std::int32_t left = kUnbounded;                   // keys before p that are visible
-  std::int32_t right = kUnbounded;                  // keys after p that are visible; 0 is causal
-  const std::int32_t* document_bounds = nullptr;    // [document_count + 1], rising from 0 to key_count; or null
+  std::int32_t key_count = 0;                     // keys of the whole sequence
+  std::int32_t left = kUnbounded;                 // keys before p that are visible
+  std::int32_t right = kUnbounded;                // keys after p that are visible; 0 is causal
+  const std::int32_t* document_bounds = nullptr;  // [document_count + 1], rising from 0 to key_count; or null
   std::int32_t document_count = 0;
 
   RINGATTN_HOST_DEVICE std::int32_t first_key(std::int32_t position) const {

@@ -21,8 +21,8 @@
 namespace ringattn {
 
 inline constexpr int kNone = -1;
-inline constexpr int kOwnTensors = -1;    // a read buffer: the caller's key and value, in place
-inline constexpr int kBlockBuffers = 2;   // packed keys and values: one is read, the other is received into
+inline constexpr int kOwnTensors = -1;      // a read buffer: the caller's key and value, in place
+inline constexpr int kBlockBuffers = 2;     // packed keys and values: one is read, the other is received into
 inline constexpr int kGradientBuffers = 3;  // accumulators: one goes out, one comes in, one takes this step's part
 
 struct ForwardStep {

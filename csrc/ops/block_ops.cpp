@@ -52,8 +52,8 @@ BlockArgs check_block(const at::Tensor& query, const at::Tensor& key, const at::
   BlockArgs args = pass.block_args(0);
   // Queries of cross attention may lie anywhere; with any other mask they share the positions of the keys.
   const bool full = !options.is_causal && !options.window && !options.cu_seqlens;
-  args.query_segments = check_segments(options.query_segments, "query_segments", query.size(2),
-                                       full ? INT32_MAX : options.key_seq_len);
+  args.query_segments =
+      check_segments(options.query_segments, "query_segments", query.size(2), full ? INT32_MAX : options.key_seq_len);
   args.Skv = key.size(2);
   args.key_segments = check_segments(options.key_segments, "key_segments", key.size(2), options.key_seq_len);
   const auto window = options.window ? std::optional(options.window->vec()) : std::nullopt;
@@ -101,9 +101,8 @@ std::tuple<at::Tensor, at::Tensor> block_forward(const at::Tensor& o, const at::
                                                  const std::optional<at::Tensor>& cu_seqlens,
                                                  std::optional<double> scale, bool finalize) {
   std::vector<std::int32_t> bounds;
-  BlockArgs args = check_block(query, key, value,
-                               {query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, scale},
-                               bounds);
+  BlockArgs args = check_block(
+      query, key, value, {query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, scale}, bounds);
   const at::ScalarType accumulation = accumulation_type(query.scalar_type());
   check_state({o, m, l}, query.sizes(), accumulation, query);
   const at::Tensor q = with_unit_stride(query), k = with_unit_stride(key), v = with_unit_stride(value);
@@ -132,9 +131,8 @@ void block_backward(const std::optional<at::Tensor>& grad_query, const std::opti
                     bool is_causal, at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens,
                     std::optional<double> scale, bool deterministic) {
   std::vector<std::int32_t> bounds;
-  BlockArgs args = check_block(query, key, value,
-                               {query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, scale},
-                               bounds);
+  BlockArgs args = check_block(
+      query, key, value, {query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, scale}, bounds);
   const at::ScalarType accumulation = accumulation_type(query.scalar_type());
   check_device(grad_out, "grad_out", query);
   check_shape(grad_out, "grad_out", query.sizes());

@@ -15,8 +15,8 @@ std::string shape_text(at::IntArrayRef shape) {
 }
 
 void check_dimensions(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_VALUE(tensor.dim() == 4, name, ": expected 4 dimensions [B, H, S, D], got ", tensor.dim(),
-                    " (shape ", shape_text(tensor.sizes()), ")");
+  TORCH_CHECK_VALUE(tensor.dim() == 4, name, ": expected 4 dimensions [B, H, S, D], got ", tensor.dim(), " (shape ",
+                    shape_text(tensor.sizes()), ")");
 }
 
 void check_same(const at::Tensor& tensor, const char* name, const at::Tensor& query) {
@@ -54,7 +54,8 @@ Layout check_layout(const char* tensor, const char* argument, LayoutKind kind, s
   if (holder.rank) {
     const std::int64_t expected = layout.length(*holder.rank);
     TORCH_CHECK_VALUE(local == expected, tensor, ": expected ", expected, " tokens on rank ", *holder.rank, " of ",
-                      holder.world_size, " (layout '", layout_name(kind), "', ", argument, " ", total, "), got ", local);
+                      holder.world_size, " (layout '", layout_name(kind), "', ", argument, " ", total, "), got ",
+                      local);
   } else {
     TORCH_CHECK_VALUE(local == total, tensor, ": expected the whole sequence of ", total, " tokens, got ", local);
   }
@@ -154,10 +155,11 @@ Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   pass.key_layout = check_layout("key", "key_seq_len", kind, key_seq_len, key.size(2), holder);
 
   const bool full = !options.is_causal && !options.window && !options.cu_seqlens;
-  TORCH_CHECK_VALUE(full || pass.query_layout.seq_len() == pass.key_layout.seq_len(),
-                    "is_causal, window, cu_seqlens: expected none of them for queries and keys of unequal lengths, seq_len ",
-                    pass.query_layout.seq_len(), " and key_seq_len ", pass.key_layout.seq_len(),
-                    ": cross attention has the full mask only");
+  TORCH_CHECK_VALUE(
+      full || pass.query_layout.seq_len() == pass.key_layout.seq_len(),
+      "is_causal, window, cu_seqlens: expected none of them for queries and keys of unequal lengths, seq_len ",
+      pass.query_layout.seq_len(), " and key_seq_len ", pass.key_layout.seq_len(),
+      ": cross attention has the full mask only");
   pass.mask = check_mask(options.is_causal, options.window, options.cu_seqlens, pass.key_layout.seq_len(),
                          pass.document_bounds);
   pass.is_causal = options.is_causal;

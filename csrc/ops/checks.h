@@ -1,6 +1,6 @@
 // Argument checks of the operators. Here and not in Python, so that every door (the Python functions, torch.ops,
-// compiled graphs) gets them. Bad values and shapes raise ValueError, bad types TypeError; a message names the argument,
-// what came and what was expected.
+// compiled graphs) gets them. Bad values and shapes raise ValueError, bad types TypeError; a message names the
+// argument, what came and what was expected.
 #pragma once
 
 #include <ATen/core/Tensor.h>

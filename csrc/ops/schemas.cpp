@@ -1,9 +1,9 @@
 // The schemas of torch.ops.ringattn. Shapes: query [B, Hq, S, D]; key, value [B, Hkv, S, D] with S this rank's tokens.
 //
 // Ring operators take a group by name ("" is a ring of one) and a one-element tensor `order`, which they declare to
-// write although they leave it alone: it is what makes a compiler keep ring calls in program order, and keep those whose
-// results nobody uses, on every rank alike. They are not differentiable; ring_backward is what the autograd functions of
-// the Python package call.
+// write although they leave it alone: it is what makes a compiler keep ring calls in program order, and keep those
+// whose results nobody uses, on every rank alike. They are not differentiable; ring_backward is what the autograd
+// functions of the Python package call.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -20,7 +20,7 @@ TORCH_LIBRARY(ringattn, m) {
   // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None.
   m.def(
       "ring_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
-      "Tensor kept, Tensor(a!) order, str group, str layout, SymInt? seq_len, SymInt? key_seq_len, " //
+      "Tensor kept, Tensor(a!) order, str group, str layout, SymInt? seq_len, SymInt? key_seq_len, "  //
       RINGATTN_MASK_OPTIONS
       ", bool enable_gqa, bool deterministic, bool[] needs_grad) "
       "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
@@ -88,8 +88,7 @@ TORCH_LIBRARY_IMPL(ringattn, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(ringattn, ADInplaceOrView, m) {
-  for (const char* name :
-       {"ring_forward", "ring_backward", "gather", "block_forward_", "block_backward_", "merge_"}) {
+  for (const char* name : {"ring_forward", "ring_backward", "gather", "block_forward_", "block_backward_", "merge_"}) {
     m.impl(name, torch::autograd::autogradNotImplementedInplaceOrViewFallback());
   }
 }

@@ -1,4 +1,5 @@
-// P virtual ranks in this process: a thread for each, the same passes, the loopback transport. Whole tensors in and out.
+// P virtual ranks in this process: a thread for each, the same passes, the loopback transport. Whole tensors in and
+// out.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>

@@ -10,8 +10,8 @@
 //   - sends the accumulator of the block of step t-1, complete as far as ranks i, i+1, … go, to rank i-1,
 //   - receives the accumulator of the block in hand, with the parts of all ranks farther from its owner, from rank i+1,
 //   - meanwhile computes its own part into a third buffer, and adds the two when both are there.
-// Step 0 has no accumulator to receive: rank i is the farthest from that block that may see it. The accumulator of block
-// i arrives at rank i under the compute of step R, so after R hops all are home and no hop was left exposed.
+// Step 0 has no accumulator to receive: rank i is the farthest from that block that may see it. The accumulator of
+// block i arrives at rank i under the compute of step R, so after R hops all are home and no hop was left exposed.
 //
 // dQ stays: the kernels add to one accumulator through all steps. delta is computed once, before the first step.
 #include <ATen/Functions.h>

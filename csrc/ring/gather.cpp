@@ -1,5 +1,5 @@
-// The gather ring: every rank's part of a sharded tensor visits every rank, and each writes it to its place in the whole
-// tensor. The same two buffers and P-1 hops as a forward pass without a mask.
+// The gather ring: every rank's part of a sharded tensor visits every rank, and each writes it to its place in the
+// whole tensor. The same two buffers and P-1 hops as a forward pass without a mask.
 #include <ATen/Functions.h>
 
 #include "ring/pass.h"

@@ -24,7 +24,7 @@ struct Pass {
   Layout key_layout{LayoutKind::contiguous, 1, 0};
   Mask mask;
   std::vector<std::int32_t> document_bounds;  // what mask.document_bounds points into, if it is set
-  bool is_causal = false;  // as the caller said; the mask has it as right = 0
+  bool is_causal = false;                     // as the caller said; the mask has it as right = 0
   double scale = 1.0;
   bool deterministic = true;
   bool needs_grad_query = false, needs_grad_key = false, needs_grad_value = false;
@@ -52,7 +52,8 @@ struct Device {
 
 Rows rows(const at::Tensor& tensor);  // [B, H, S, D]
 
-// The shape of results: like `tensor`, contiguous, or as [B, S, H, D] in memory if its heads lie closer than its tokens.
+// The shape of results: like `tensor`, contiguous, or as [B, S, H, D] in memory if its heads lie closer than its
+// tokens.
 at::Tensor empty_rows_like(const at::Tensor& tensor, at::ScalarType type);
 
 // Keys and values of one block, packed into one buffer so that a hop is one message; and likewise their gradients.
