@@ -91,7 +91,7 @@ def random_mask(kind: str, S: int) -> dict[str, Any]:
 def random_case(kind: str, **fields: Any) -> Case:
     """A case with that kind of mask; what `fields` does not give is drawn. Lengths around tiles of 64, or tiny."""
     S = fields.pop("S", None) or random.choice((random.randint(1, 9), random.randint(10, 90), random.randint(91, 150)))
-    Hkv = random.choice((1, 1, 2, 3))
+    Hkv = fields.get("Hkv") or random.choice((1, 1, 2, 3))
     drawn = {
         "B": random.choice((1, 1, 2, 3)),
         "Hq": Hkv * random.choice((1, 1, 2, 3, 4)),

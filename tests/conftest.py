@@ -1,4 +1,8 @@
-"""Fresh random numbers in every test, and the seed that brings them back beside every failure."""
+"""Fresh random numbers in every test with the seed that brings them back beside every failure; one thread each.
+
+One thread, because idle OpenMP threads that wait for each other on a busy machine make small tests ten times slower.
+Tests that are about threads ask for them.
+"""
 
 from __future__ import annotations
 
@@ -17,4 +21,5 @@ def seed(request: pytest.FixtureRequest) -> int:
     request.node.add_report_section("setup", "seed", f"RINGATTN_TEST_SEED={number}")
     random.seed(number)
     torch.manual_seed(number)
+    torch.set_num_threads(1)
     return number

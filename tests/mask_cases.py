@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-
 from ringattn_ext._C import Layout, Mask, Segment
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
-
-
-def fresh_random() -> random.Random:
-    """Another seed in every run; pytest shows it if the test fails. RINGATTN_TEST_SEED repeats one."""
-    seed = int(os.environ.get("RINGATTN_TEST_SEED") or random.SystemRandom().randrange(2**32))
-    print(f"RINGATTN_TEST_SEED={seed}")
-    return random.Random(seed)
 
 
 def positions(segments: Iterable[Segment]) -> list[int]:
@@ -58,17 +49,17 @@ class MaskCase:
         return result
 
 
-def random_documents(rng: random.Random, count: int) -> tuple[int, ...]:
+def random_documents(count: int) -> tuple[int, ...]:
     """Bounds from 0 to `count`; some documents are empty, also the first or the last one."""
-    cuts = [rng.randint(0, count) for _ in range(rng.randint(1, 5))]
-    cuts += rng.choices(cuts, k=2)
-    cuts += rng.choices([0, count], k=rng.randint(0, 2))
+    cuts = [random.randint(0, count) for _ in range(random.randint(1, 5))]
+    cuts += random.choices(cuts, k=2)
+    cuts += random.choices([0, count], k=random.randint(0, 2))
     return (0, *sorted(cuts), count)
 
 
-def mask_cases(rng: random.Random, count: int) -> list[MaskCase]:
+def mask_cases(count: int) -> list[MaskCase]:
     """Masks of every kind over `count` tokens."""
-    width = [rng.randint(1, max(1, count // 2)) for _ in range(6)]
+    width = [random.randint(1, max(1, count // 2)) for _ in range(6)]
     cases = [
         MaskCase(count),
         MaskCase(count, right=0),
@@ -83,10 +74,10 @@ def mask_cases(rng: random.Random, count: int) -> list[MaskCase]:
     ]
     if count > 0:
         cases += [
-            MaskCase(count, documents=random_documents(rng, count)),
+            MaskCase(count, documents=random_documents(count)),
             MaskCase(count, documents=tuple(range(count + 1))),
-            MaskCase(count, right=0, documents=random_documents(rng, count)),
-            MaskCase(count, width[0], 0, random_documents(rng, count)),
-            MaskCase(count, width[3], width[5], random_documents(rng, count)),
+            MaskCase(count, right=0, documents=random_documents(count)),
+            MaskCase(count, width[0], 0, random_documents(count)),
+            MaskCase(count, width[3], width[5], random_documents(count)),
         ]
     return cases

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
-from small_call import HKV, HQ, INPUTS, TOKENS, attempt, buffers, inputs, padded, prove, small_call
+from small_call import HKV, HQ, INPUTS, TOKENS, assert_near, attempt, buffers, inputs, padded, prove, small_call
 
 import ringattn_ext as ra
 
@@ -125,7 +125,7 @@ ROWS = [
     Row("unknown layout", _set(layout="spiral"), ValueError, "layout: expected 'contiguous', 'zigzag' or 'striped', got 'spiral'"),
     Row("empty layout", _set(layout=""), ValueError, "layout: expected 'contiguous', 'zigzag' or 'striped', got ''"),
     Row("long layout", _set(layout="x" + "é" * 300), ValueError, "layout: expected 'contiguous', 'zigzag' or 'striped', got 'xé+'"),
-    Row("layout that is no text", _set(layout="\ud800"), ValueError, "layout: expected 'contiguous', 'zigzag' or 'striped', got ", _PYTHON),
+    Row("layout that is no text", _set(layout="\ud800"), ValueError, "layout: expected .*, got ", _PYTHON),
     Row("layout not a string", _set(layout=1), TypeError, "layout: expected a str, got int", _PYTHON),
     # scale
     *[Row(f"scale {value}", _set(scale=value), ValueError, rf"scale: expected a finite number above 0, got {text}")
@@ -460,7 +460,7 @@ def test_sharding(call: Callable, error: type[Exception], message: str) -> None:
     assert re.match(message, str(caught.value)), str(caught.value)
 
 
-UNSHARD_CHANGES = {"dim": {"dim": 5}, "layout": {"layout": "spiral"}, "type of layout": {"layout": 1}, "seq_len": {"seq_len": 5},
+UNSHARD_CHANGES = {"dim": {"dim": 5}, "layout": {"layout": "spiral"}, "type of layout": {"layout": 1}, "seq_len": {"seq_len": 50},
                    "large seq_len": {"seq_len": _TOO_LARGE}, "x": {"x": None}}  # fmt: skip
 
 
@@ -539,12 +539,12 @@ def test_odd_and_legal(id: str, world_size: int) -> None:
     else:
         out = ra.ring_attention(**call)
     expected = reference(id, call)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+    assert_near(out, expected)
     weights = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     got = torch.autograd.grad((out * weights.float()).sum(), leaves)
     wanted = torch.autograd.grad((expected * weights).sum(), leaves)
     for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        assert_near(a, b)
 
 
 @pytest.mark.parametrize("world_size", [0, 1, 3, 7], ids=lambda p: f"virtual{p}" if p else "ring")
@@ -574,9 +574,9 @@ def nothing_on_ranks(batch: int, seq_len: int, layout: str) -> None:
     if batch and seq_len:
         dense = F.scaled_dot_product_attention(*references, is_causal=True, enable_gqa=True)
         expected = torch.autograd.grad(dense.square().sum(), references)
-        torch.testing.assert_close(out.double(), dense[:, :, own], rtol=1e-4, atol=1e-5)
+        assert_near(out, dense[:, :, own])
         for got, wanted in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(got.double(), wanted[:, :, own], rtol=1e-3, atol=1e-4)
+            assert_near(got, wanted[:, :, own])
     prove()
 
 

@@ -6,6 +6,7 @@ and the group then makes a correct call.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -68,7 +69,7 @@ CASES = [
     Case("documents on one rank", {"documents": (0, 5, -1)}, "the number of documents in cu_seqlens", NONE, "2"),
     Case("document count", {"documents": (0, 5, 7, -1)}, "the number of documents in cu_seqlens", "2", "3", {"documents": (0, 5, -1)}),
     Case("document bounds", {"documents": (0, 6, -1)}, "the hash of cu_seqlens", HASH, HASH, {"documents": (0, 5, -1)}),
-    Case("scale", {"scale": 0.25}, "scale", _number(D**-0.5), _number(0.25)),
+    Case("scale", {"scale": 0.25}, "scale", _number(1 / math.sqrt(D)), _number(0.25)),
     Case("scale by one bit", {"scale": 0.1 + 2**-56}, "scale", _number(0.1), _number(0.1 + 2**-56), {"scale": 0.1}),
     Case("deterministic", {"deterministic": False}, "deterministic", "True", "False"),
     *[Case(f"gradient of {name}", {"needs_grad": tuple(x for x in INPUTS if x != name)}, "which inputs need gradients", "query, key, value",

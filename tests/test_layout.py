@@ -1,8 +1,9 @@
 """Layouts: every token has one owner, cut points are where the definition puts them, lengths balance."""
 
-import pytest
-from mask_cases import LAYOUTS, fresh_random, positions
+import random
 
+import pytest
+from mask_cases import LAYOUTS, positions
 from ringattn_ext._C import Layout
 
 RINGS = range(1, 18)
@@ -14,9 +15,8 @@ def all_positions(layout: Layout) -> list[list[int]]:
 
 
 def lengths_for(world_size: int) -> list[int]:
-    rng = fresh_random()
     # N = 0, N < P, around P, around the 2P chunks of zigzag, primes, anything.
-    return [*range(2 * world_size + 3), 4 * world_size + 1, *PRIMES, *(rng.randrange(2000) for _ in range(5))]
+    return [*range(2 * world_size + 3), 4 * world_size + 1, *PRIMES, *(random.randrange(2000) for _ in range(5))]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -4,8 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from mask_cases import LAYOUTS, MaskCase, fresh_random, mask_cases, positions, random_documents
-
+from mask_cases import LAYOUTS, MaskCase, mask_cases, positions, random_documents
 from ringattn_ext._C import Layout, Mask, Segment, Visibility, visibility, visible_pairs
 
 LENGTHS = (0, 1, 2, 7, 16, 31)
@@ -27,8 +26,7 @@ def check_pair(case: MaskCase, q: Segment, k: Segment) -> None:
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
 def test_intervals_hold_what_is_allowed_and_never_go_back(seq_len: int) -> None:
-    rng = fresh_random()
-    for case in [case for _ in range(8) for case in mask_cases(rng, seq_len)]:
+    for case in [case for _ in range(8) for case in mask_cases(seq_len)]:
         mask = case.mask()
         keys = np.arange(-2, seq_len + 2)
         intervals = np.array([mask.interval(p) for p in range(seq_len)]).reshape(seq_len, 2)
@@ -44,30 +42,31 @@ def test_intervals_of_cross_attention() -> None:
         assert {mask.interval(p) for p in (0, 4, 5, 100, LAST)} == {(0, key_count - 1)}
 
 
-def random_segment(rng: random.Random, first: int, last: int, stride: int) -> Segment:
+def random_segment(first: int, last: int, stride: int) -> Segment:
     """At most 9 tokens of [first, last], perhaps none."""
-    start = rng.randint(first, last)
-    step = rng.choice([1, rng.randint(1, stride)])
-    return Segment(start, step, rng.randint(0, min(9, (last - start) // step + 1)))
+    start = random.randint(first, last)
+    step = random.choice([1, random.randint(1, stride)])
+    return Segment(start, step, random.randint(0, min(9, (last - start) // step + 1)))
 
 
 @pytest.mark.parametrize("stride", [1, 3, 12])
 def test_visibility_is_exact(stride: int) -> None:
-    rng = fresh_random()
     for seq_len in (1, 5, 40):
-        for case in [case for _ in range(4) for case in mask_cases(rng, seq_len)]:
+        for case in [case for _ in range(4) for case in mask_cases(seq_len)]:
             for _ in range(12):
-                check_pair(case, *(random_segment(rng, 0, seq_len - 1, stride) for _ in range(2)))
+                check_pair(case, *(random_segment(0, seq_len - 1, stride) for _ in range(2)))
 
 
 def test_visibility_for_the_largest_positions() -> None:
-    rng = fresh_random()
     near = LAST - 50
     for _ in range(3000):
-        sides = [rng.choice([-1, 0, rng.randint(1, 60), rng.randint(1, LAST), LAST, LAST + 1, 2**62]) for _ in range(2)]
-        cuts = [near + cut for cut in random_documents(rng, 50)][1:-1]
-        case = MaskCase(LAST + 1, *sides, documents=rng.choice([None, (0, *cuts, LAST + 1)]))
-        q, k = (random_segment(rng, rng.choice([0, near]), LAST, 2 ** rng.randint(0, 30)) for _ in range(2))
+        sides = [
+            random.choice([-1, 0, random.randint(1, 60), random.randint(1, LAST), LAST, LAST + 1, 2**62])
+            for _ in range(2)
+        ]
+        cuts = [near + cut for cut in random_documents(50)][1:-1]
+        case = MaskCase(LAST + 1, *sides, documents=random.choice([None, (0, *cuts, LAST + 1)]))
+        q, k = (random_segment(random.choice([0, near]), LAST, 2 ** random.randint(0, 30)) for _ in range(2))
         check_pair(case, q, k)
 
 
@@ -80,11 +79,10 @@ def test_visibility_with_empty_segments() -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_pairs_of_all_ranks_add_up(name: str) -> None:
-    rng = fresh_random()
     for P, seq_len in ((1, 9), (3, 20), (4, 7), (5, 31), (6, 4)):
         layout = Layout(name, P, seq_len)
         segments = [s for rank in range(P) for s in layout.segments(rank)]
-        for case in mask_cases(rng, seq_len):
+        for case in mask_cases(seq_len):
             mask = case.mask()
             pairs = sum(visible_pairs(q, k, mask) for q in segments for k in segments)
             assert pairs == case.allowed(range(seq_len), range(seq_len)).sum(), case

@@ -9,8 +9,8 @@ namespace ringattn {
 
 class RingError : public std::runtime_error {
  public:
-  // The prefix tells the Python functions, which see a RuntimeError, to raise ringattn_ext.RingError.
-  static constexpr const char* kPrefix = "ring error: ";
+  // By the prefix the Python functions, which see a RuntimeError, know that it is to be a ringattn_ext.RingError.
+  static constexpr const char* kPrefix = "ring: ";
 
   explicit RingError(const std::string& text) : std::runtime_error(kPrefix + text) {}
 };

@@ -10,7 +10,7 @@
 
 namespace ringattn::cpu {
 
-// Keys of a tile of scores. Twice as many were no faster: the scores and the queries then fall out of the first cache.
+// Keys of a tile of scores. Twice as many were no faster.
 inline constexpr std::int32_t kTileKeys = 64;
 
 // Neighbouring tokens of one segment: their positions, and their first row in the rank's local order.

@@ -7,33 +7,30 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
-#define RINGATTN_MASK_OPTIONS "bool is_causal, int[]? window, Tensor? cu_seqlens, float? scale"
+#include <string>
 
 TORCH_LIBRARY(ringattn, m) {
+  const std::string mask = "bool is_causal, int[]? window, Tensor? cu_seqlens, float? scale";
+  const std::string options = mask + ", bool enable_gqa, bool deterministic, bool[] needs_grad";
+  const std::string place = "str group, str layout, SymInt? seq_len, SymInt? key_seq_len";
+  const std::string virtual_place = "int world_size, str layout";
+  const std::string saved =
+      "Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor kept";
+  const std::string gradients = "(Tensor grad_query, Tensor grad_key, Tensor grad_value)";
+  const auto define = [&m](const std::string& schema) { m.def(schema.c_str()); };
+
   // -> out as query; lse [B, Hq, S], natural log, in float64 for float64 inputs and else float32; kept: the packed keys
   // and values on which the pass ended, for ring_backward; empty in a ring of one. needs_grad: query, key, value.
-  m.def(
-      "ring_forward(Tensor query, Tensor key, Tensor value, Tensor(a!) order, str group, str layout, SymInt? seq_len, "
-      "SymInt? key_seq_len, " RINGATTN_MASK_OPTIONS
-      ", bool enable_gqa, bool deterministic, bool[] needs_grad) -> (Tensor out, Tensor lse, Tensor kept)");
+  define("ring_forward(Tensor query, Tensor key, Tensor value, Tensor(a!) order, " + place + ", " + options +
+         ") -> (Tensor out, Tensor lse, Tensor kept)");
 
   // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None.
-  m.def(
-      "ring_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
-      "Tensor kept, Tensor(a!) order, str group, str layout, SymInt? seq_len, SymInt? key_seq_len, "  //
-      RINGATTN_MASK_OPTIONS
-      ", bool enable_gqa, bool deterministic, bool[] needs_grad) "
-      "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
+  define("ring_backward(" + saved + ", Tensor(a!) order, " + place + ", " + options + ") -> " + gradients);
 
   // The same with whole tensors, P virtual ranks in this process; kept is [P, elements].
-  m.def(
-      "virtual_ring_forward(Tensor query, Tensor key, Tensor value, int world_size, str layout, " RINGATTN_MASK_OPTIONS
-      ", bool enable_gqa, bool deterministic, bool[] needs_grad) -> (Tensor out, Tensor lse, Tensor kept)");
-  m.def(
-      "virtual_ring_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, "
-      "Tensor lse, Tensor kept, int world_size, str layout, " RINGATTN_MASK_OPTIONS
-      ", bool enable_gqa, bool deterministic, bool[] needs_grad) "
-      "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)");
+  define("virtual_ring_forward(Tensor query, Tensor key, Tensor value, " + virtual_place + ", " + options +
+         ") -> (Tensor out, Tensor lse, Tensor kept)");
+  define("virtual_ring_backward(" + saved + ", " + virtual_place + ", " + options + ") -> " + gradients);
 
   // Sharding. shard is local: this rank's tokens along dim. gather passes all parts round the ring -> whole tensor.
   m.def("shard(Tensor whole, int dim, str group, str layout) -> Tensor");
@@ -52,17 +49,17 @@ TORCH_LIBRARY(ringattn, m) {
   // query_segments and key_segments: start, stride, length of one or two segments of global positions; lengths sum to
   // Sq and Skv. key_seq_len: keys of the whole sequence.
 
+  const std::string positions = "int[] query_segments, int[] key_segments, int key_seq_len, " + mask;
+
   // The state absorbs one block of keys and values. With finalize also -> out, lse; otherwise two empty tensors.
-  m.def(
-      "block_forward_(Tensor(a!) o, Tensor(b!) m, Tensor(c!) l, Tensor query, Tensor key, Tensor value, "
-      "int[] query_segments, int[] key_segments, int key_seq_len, " RINGATTN_MASK_OPTIONS
-      ", bool finalize) -> (Tensor out, Tensor lse)");
+  define("block_forward_(Tensor(a!) o, Tensor(b!) m, Tensor(c!) l, Tensor query, Tensor key, Tensor value, " +
+         positions + ", bool finalize) -> (Tensor out, Tensor lse)");
 
   // Adds one block's part to the accumulators grad_query as query, grad_key and grad_value as key (None: not wanted).
-  m.def(
+  define(
       "block_backward_(Tensor(a!)? grad_query, Tensor(b!)? grad_key, Tensor(c!)? grad_value, Tensor grad_out, "
-      "Tensor query, Tensor key, Tensor value, Tensor lse, Tensor delta, int[] query_segments, int[] key_segments, "
-      "int key_seq_len, " RINGATTN_MASK_OPTIONS ", bool deterministic) -> ()");
+      "Tensor query, Tensor key, Tensor value, Tensor lse, Tensor delta, " +
+      positions + ", bool deterministic) -> ()");
 
   // rowsum(grad_out * out) - grad_lse, [B, Hq, Sq].
   m.def("delta(Tensor out, Tensor grad_out, Tensor? grad_lse) -> Tensor");

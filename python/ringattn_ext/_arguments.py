@@ -29,6 +29,8 @@ def tensor(name: str, value: object) -> Tensor:
 def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected a str, got {type_name(value)}")
+    if not value.isprintable():
+        raise ValueError(f"{name}: expected printable text, got {value!r}")
     return value
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ringattn_ext._C import Layout
 from ringattn_ext._groups import rank_and_size
@@ -18,7 +19,7 @@ class RingError(RuntimeError):
     """The ranks of a ring disagree about a call, or the ring failed. The same text on every rank."""
 
 
-_PREFIX = "ring error: "  # of core/error.h
+_PREFIX = "ring: "  # of core/error.h
 
 
 _ORDER = torch.zeros(1, dtype=torch.int64)
@@ -46,7 +47,7 @@ def ring_call(group: str, function: Callable[[], _T]) -> _T:
             torch.ops.ringattn.refuse(_ORDER, group, str(error))
         text = str(error)
         if type(error) is RuntimeError and text.startswith(_PREFIX):
-            raise RingError(text.removeprefix(_PREFIX)) from None
+            raise RingError(text) from None
         raise
 
 
@@ -69,16 +70,29 @@ def _lse_like(query: Tensor) -> Tensor:
     return query.new_empty(query.shape[:3], dtype=_accumulation_type(query))
 
 
-def _check(query: Tensor, **others: Tensor | None) -> None:
-    """What the fake kernels rely on. Also all that checks real tensors of which one is on the meta device: the
-    dispatcher takes those here."""
-    for name, tensor in {"query": query, **others}.items():
-        if tensor is None:
-            continue
-        if tensor.device != query.device and not (name == "cu_seqlens" and tensor.device.type == "cpu"):
-            raise ValueError(f"{name}: expected the device of query, {query.device}, got {tensor.device}")
+def _check(group: str, **tensors: Tensor | None) -> None:
+    """What the fake kernels rely on; the first tensor is the one that the others must fit.
+
+    The dispatcher also comes here with real tensors of which one is on the meta device. Then the other ranks wait.
+    """
+    problem = _problem(group, {name: tensor for name, tensor in tensors.items() if tensor is not None})
+    if problem is None:
+        return
+    if not any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
+        torch.ops.ringattn.refuse(_ORDER, group, problem)
+    raise ValueError(problem)
+
+
+def _problem(group: str, tensors: dict[str, Tensor]) -> str | None:
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.device != first.device and not (name == "cu_seqlens" and tensor.device.type == "cpu"):
+            return f"{name}: expected the device of {first_name}, {first.device}, got {tensor.device}"
         if name in ("query", "key", "value") and tensor.dim() != 4:
-            raise ValueError(f"{name}: expected 4 dimensions [B, H, S, D], got {tensor.dim()}")
+            return f"{name}: expected 4 dimensions [B, H, S, D], got {tensor.dim()}"
+    if first.device.type == "meta" and not isinstance(first, FakeTensor) and rank_and_size(group)[1] > 1:
+        return f"{first_name}: expected a device that has data to send round a ring, got meta"
+    return None
 
 
 def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int) -> int:
@@ -94,7 +108,7 @@ def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int) -> i
 
 @torch.library.register_fake("ringattn::ring_forward")
 def _(query, key, value, order, group, layout, seq_len, key_seq_len, is_causal, window, cu_seqlens, *options):
-    _check(query, key=key, value=value, cu_seqlens=cu_seqlens)
+    _check(group, query=query, key=key, value=value, cu_seqlens=cu_seqlens)
     P = rank_and_size(group)[1]
     if key_seq_len is None:
         same = key.shape[2] == query.shape[2]
@@ -104,20 +118,20 @@ def _(query, key, value, order, group, layout, seq_len, key_seq_len, is_causal, 
 
 @torch.library.register_fake("ringattn::virtual_ring_forward")
 def _(query, key, value, world_size, layout, is_causal, window, cu_seqlens, *options):
-    _check(query, key=key, value=value, cu_seqlens=cu_seqlens)
+    _check("", query=query, key=key, value=value, cu_seqlens=cu_seqlens)
     kept = key.new_empty((world_size, _kept_size(key, world_size, layout, key.shape[2])))
     return _rows_like(query), _lse_like(query), kept
 
 
 @torch.library.register_fake("ringattn::ring_backward")
 def _(grad_out, grad_lse, query, key, value, out, lse, kept, order, group, layout, *options):
-    _check(query, key=key, value=value, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse, kept=kept)
+    _check(group, query=query, key=key, value=value, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse, kept=kept)
     return _gradients(query, key, value, options[-1])
 
 
 @torch.library.register_fake("ringattn::virtual_ring_backward")
 def _(grad_out, grad_lse, query, key, value, out, lse, kept, world_size, layout, *options):
-    _check(query, key=key, value=value, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse, kept=kept)
+    _check("", query=query, key=key, value=value, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse, kept=kept)
     return _gradients(query, key, value, options[-1])
 
 
@@ -138,6 +152,7 @@ def _(whole, dim, group, layout):
 
 @torch.library.register_fake("ringattn::gather")
 def _(part, order, dim, group, layout, seq_len):
+    _check(group, x=part)
     shape = list(part.shape)
     shape[dim] = shape[dim] * rank_and_size(group)[1] if seq_len is None else seq_len
     return part.new_empty(shape)
@@ -150,7 +165,7 @@ def _(order, group, reason):
 
 @torch.library.register_fake("ringattn::block_forward_")
 def _(o, m, l, query, key, value, *options):  # noqa: E741
-    _check(query, key=key, value=value, o=o, m=m, l=l)
+    _check("", query=query, key=key, value=value, o=o, m=m, l=l)
     finalize = options[-1]
     if finalize:
         return _rows_like(query), torch.empty_like(m)
