@@ -114,7 +114,7 @@ STRIDES = ("transposed", "packed", "padded", "stepping")
 def restride(x: Tensor, how: str) -> Tensor:
     """The same values in other memory. What lies between and around them is NaN."""
     if how == "transposed":  # [B, S, H, D]
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
+        return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
     B, H, S, D = x.shape
     if how == "packed":  # a chunk of [B, S, 3, H, D]
         room = x.new_full((B, S, 3, H, D), torch.nan)

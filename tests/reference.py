@@ -76,7 +76,8 @@ def attention_by_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, s
             continue
         scores = scale * torch.einsum("bhd,bhnd->bhn", query[:, :, i], key[:, :, seen])
         outs.append(torch.einsum("bhn,bhnd->bhd", torch.softmax(scores, dim=-1), value[:, :, seen]))
-        lses.append(torch.logsumexp(scores, dim=-1))
+        top = scores.detach().amax(-1)
+        lses.append(top + (scores - top[..., None]).exp().sum(-1).log())  # NaN where softmax is
     return torch.stack(outs, dim=2), torch.stack(lses, dim=2)
 
 

@@ -127,7 +127,7 @@ def check_verdict(answers: list[tuple[str, str]], field: str, usual: str, other:
     assert len(set(answers)) == 1, answers
     text = answers[0][1]
     values = (other, usual) if odd == 0 else (usual, other)
-    found = re.fullmatch(f"ranks disagree on {field}: rank 0 has ({values[0]}), rank {odd or 1} has ({values[1]})", text)
+    found = re.fullmatch(f"ring: ranks disagree on {field}: rank 0 has ({values[0]}), rank {odd or 1} has ({values[1]})", text)
     assert found, (text, field, values)
     assert found[1] != found[2]
 
@@ -151,9 +151,9 @@ def disagree_in_operators(odd: int) -> tuple[str, str]:
 
 @each_size
 def test_operators(world_size: int) -> None:
-    """Direct callers of the operators get a RuntimeError that ends in the text of RingError."""
+    """Direct callers of the operators get a RuntimeError with the text of RingError."""
     answers = run_ranks(world_size, disagree_in_operators, 0, timeout=RANKS_TIMEOUT)
-    assert set(answers) == {("RuntimeError", "ring error: ranks disagree on is_causal: rank 0 has True, rank 1 has False")}
+    assert set(answers) == {("RuntimeError", "ring: ranks disagree on is_causal: rank 0 has True, rank 1 has False")}
 
 
 def three_opinions() -> tuple[str, str]:
@@ -164,7 +164,7 @@ def three_opinions() -> tuple[str, str]:
 
 def test_all_differ() -> None:
     answers = run_ranks(3, three_opinions, timeout=RANKS_TIMEOUT)
-    assert set(answers) == {("RingError", "ranks disagree on scale: rank 0 has 0.5, rank 1 has 0.25")}
+    assert set(answers) == {("RingError", "ring: ranks disagree on scale: rank 0 has 0.5, rank 1 has 0.25")}
 
 
 def many_disagreements(rounds: int) -> None:
@@ -315,7 +315,7 @@ def test_refused_backward(world_size: int) -> None:
         answers = run_ranks(world_size, refused_backward, odd, timeout=RANKS_TIMEOUT)
         assert answers[odd] == ("TypeError", "lse: expected dtype Float, got Double")
         others = {answer for rank, answer in enumerate(answers) if rank != odd}
-        assert others == {("RingError", f"rank {odd} refused: lse: expected dtype Float, got Double")}
+        assert others == {("RingError", f"ring: rank {odd} refused: lse: expected dtype Float, got Double")}
 
 
 # --- bad luck ---

@@ -336,7 +336,7 @@ def second_caller() -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
 def test_second_caller(world_size: int) -> None:
     answers = run_ranks(world_size, second_caller, timeout=RANKS_TIMEOUT)
     first, second, bad = answers[0]
-    busy = ("RingError", "another thread of this process is in a call on this group; one call at a time")
+    busy = ("RingError", "ring: another thread of this process is in a call on this group; one call at a time")
     assert first == ("", "")
     assert second == busy
     assert bad[0] in ("TypeError", "RingError"), bad  # its own error, or that the group is busy

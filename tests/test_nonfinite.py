@@ -18,7 +18,7 @@ RINGS = [1, 3]
 
 
 def small_case(kind: str, dtype: torch.dtype) -> Case:
-    return random_case(kind, dtype=dtype, S=random.choice((9, 40, 90)), B=1, Hq=2, Hkv=1, D=8, scale=None)
+    return random_case(kind, dtype=dtype, S=random.choice((9, 30, 70)), B=1, Hq=2, Hkv=1, D=8, scale=None)
 
 
 def assert_same_special_values(got: Tensor, expected: Tensor, note: object) -> None:
@@ -70,7 +70,7 @@ def test_special_values_stay_where_they_are_seen(P: int, which: str, value: floa
 def test_nan_follows_ieee(P: int, dtype: torch.dtype) -> None:
     """NaN where the dense formulas, applied row by row to the visible keys, give NaN, and nowhere else."""
     for kind in MASKS:
-        for which in ("query", "key", "value", "grad_out", "grad_lse"):
+        for which in random.sample(("query", "key", "value", "grad_out", "grad_lse"), 3):
             case, layout = small_case(kind, dtype), random.choice(LAYOUTS)
             bad = poisoned(case.tensors(random.randrange(2**31)), which, random.randrange(case.S), math.nan)
             got, expected = run_virtual(case, bad, P, layout), dense(bad, case.mask, case.scale, by_rows=True)
@@ -89,9 +89,7 @@ def test_infinity_follows_ieee(P: int, which: str, value: float) -> None:
             bad = poisoned(case.tensors(random.randrange(2**31)), which, random.randrange(case.S), value)
             got, expected = run_virtual(case, bad, P, layout), dense(bad, case.mask, case.scale, by_rows=True)
             assert_same_special_values(got.out, expected.out, ("out", case, layout))
-            assert torch.equal(got.lse.isnan(), expected.lse.isnan() | (expected.lse == math.inf)) or torch.equal(
-                got.lse.isnan(), expected.lse.isnan()
-            ), (case, layout)
+            assert_same_special_values(got.lse, expected.lse, ("lse", case, layout))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

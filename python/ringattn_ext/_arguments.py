@@ -40,10 +40,10 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def count(name: str, value: Any) -> int | None:
-    """An int, or what can be used as one (numpy's, say); None stays None."""
-    if value is None or isinstance(value, torch.SymInt):
-        return value
+def integer(name: str, value: Any) -> int:
+    """An int, or what can be used as one (numpy's, say)."""
+    if isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]
     if isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got bool")
     try:
@@ -53,6 +53,10 @@ def count(name: str, value: Any) -> int | None:
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{name}: expected a number that fits into 64 bits, got {number}")
     return number
+
+
+def optional_integer(name: str, value: Any) -> int | None:
+    return None if value is None else integer(name, value)
 
 
 def real(name: str, value: object) -> float:

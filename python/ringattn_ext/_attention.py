@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringattn_ext._arguments import count, flag, real, tensor, text, type_name
+from ringattn_ext._arguments import flag, integer, optional_integer, real, tensor, text, type_name
 from ringattn_ext._groups import group_name
 from ringattn_ext._ops import order, ring_call
 
@@ -130,7 +130,12 @@ def ring_attention(
     def attend() -> tuple[Tensor, Tensor]:
         tensors = _tensors(query, key, value, ring=name != "")
         options = _options(tensors, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
-        place = _Place(name, text("layout", layout), count("seq_len", seq_len), count("key_seq_len", key_seq_len))
+        place = _Place(
+            name,
+            text("layout", layout),
+            optional_integer("seq_len", seq_len),
+            optional_integer("key_seq_len", key_seq_len),
+        )
         return _RingAttention.apply(*tensors, place, options)
 
     out, lse = ring_call(name, attend)
@@ -162,9 +167,7 @@ def virtual_ring_attention(
     """
     tensors = _tensors(query, key, value, ring=False)
     options = _options(tensors, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
-    size = count("world_size", world_size)
-    if size is None:
-        raise TypeError("world_size: expected an int, got None")
+    size = integer("world_size", world_size)
     out, lse = _RingAttention.apply(*tensors, _Place("", text("layout", layout), world_size=size), options)
     return (out, lse) if return_lse else out
 
@@ -214,7 +217,4 @@ def _window(window: object) -> list[int] | None:
         return None
     if not isinstance(window, Sequence) or isinstance(window, str):
         raise TypeError(f"window: expected (left, right) or None, got {type_name(window)}")
-    sides = [count("window", side) for side in window]
-    if None in sides:
-        raise TypeError("window: expected two ints, got None")
-    return sides  # type: ignore[return-value]
+    return [integer("window", side) for side in window]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ringattn_ext._arguments import count, tensor, text
+from ringattn_ext._arguments import integer, optional_integer, tensor, text
 from ringattn_ext._C import Layout
 from ringattn_ext._groups import group_name, rank_and_size
 from ringattn_ext._ops import order, ring_call
@@ -41,13 +41,6 @@ class _Unshard(torch.autograd.Function):
         return torch.ops.ringattn.shard(gradient, *ctx.call), None, None, None, None
 
 
-def _dim(value: object) -> int:
-    dim = count("dim", value)
-    if dim is None:
-        raise TypeError("dim: expected an int, got None")
-    return dim
-
-
 def shard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag") -> Tensor:
     """This rank's part of a whole tensor: its tokens along `dim`, in the rank's local order.
 
@@ -63,7 +56,7 @@ def shard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag") 
 
     Raises ValueError or TypeError for bad arguments, RingError if ranks disagree in the backward pass.
     """
-    return _Shard.apply(tensor("x", x), _dim(dim), group_name(group), text("layout", layout))
+    return _Shard.apply(tensor("x", x), integer("dim", dim), group_name(group), text("layout", layout))
 
 
 def unshard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag", seq_len: int | None = None) -> Tensor:
@@ -86,7 +79,9 @@ def unshard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag"
     name = group_name(group)
     return ring_call(
         name,
-        lambda: _Unshard.apply(tensor("x", x), _dim(dim), name, text("layout", layout), count("seq_len", seq_len)),
+        lambda: _Unshard.apply(
+            tensor("x", x), integer("dim", dim), name, text("layout", layout), optional_integer("seq_len", seq_len)
+        ),
     )
 
 
@@ -117,7 +112,7 @@ def positions(
         rank, world_size = rank_and_size(group_name(group))
     elif group is not None:
         raise ValueError("group: expected None where rank and world_size are given")
-    size, place = count("world_size", world_size), count("rank", rank)
-    segments = Layout(text("layout", layout), size, count("seq_len", seq_len)).segments(place)
+    whole = Layout(text("layout", layout), integer("world_size", world_size), integer("seq_len", seq_len))
+    segments = whole.segments(integer("rank", rank))
     runs = [s.start + s.stride * torch.arange(s.length, dtype=torch.int64) for s in segments]
     return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
