@@ -43,7 +43,7 @@ def flag(name: str, value: object) -> bool:
 def integer(name: str, value: Any) -> int:
     """An int, or what can be used as one (numpy's, say)."""
     if isinstance(value, torch.SymInt):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got bool")
     try:
