@@ -43,6 +43,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace, folder: Path) -> bool:
     """The whole demo; `folder` is for what the processes share. Returns whether the ring was exact."""
+    if arguments.seq_len < 2:
+        raise ValueError("--seq-len must be at least 2: one token attends to itself alone, which no gradient can check")
     if not arguments.output.absolute().parent.is_dir():
         raise ValueError(f"the folder of --output {arguments.output} does not exist")
     if arguments.text and not Path(arguments.text).is_file():

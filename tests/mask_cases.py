@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+
 from ringattn_ext._C import Layout, Mask, Segment
 
 LAYOUTS = ("contiguous", "zigzag", "striped")

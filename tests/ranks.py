@@ -97,6 +97,7 @@ class RankPool:
                     raise RankFailure(f"rank {rank} of {self.world_size} died, exit code {code}") from None
         failures = [f"rank {r}: {text}" for r, (ok, text) in sorted(answers.items()) if not ok]
         if failures:
+            self.close()  # the ranks may no longer be in step
             raise RankFailure("\n".join(failures))
         return [answers[rank][1] for rank in range(self.world_size)]
 

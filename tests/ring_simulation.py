@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from mask_cases import owners
+
 from ringattn_ext._C import (
     NONE,
     OWN_TENSORS,

@@ -27,9 +27,16 @@ def padded(tensor: Tensor) -> Tensor:
 
 
 def inputs(
-    rank: int, world_size: int, *, seq_len: int | None = None, key_seq_len: int | None = None, layout: str = "zigzag",
-    shape: tuple[int, int, int, int] = (B, HQ, HKV, D), dtype: torch.dtype = torch.float32, seed: int = 0,
-) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    rank: int,
+    world_size: int,
+    *,
+    seq_len: int | None = None,
+    key_seq_len: int | None = None,
+    layout: str = "zigzag",
+    shape: tuple[int, int, int, int] = (B, HQ, HKV, D),
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[list[Tensor], list[Tensor]]:
     """Query, key, value: whole, and this rank's part of them."""
     seq_len = TOKENS * world_size if seq_len is None else seq_len
     key_seq_len = seq_len if key_seq_len is None else key_seq_len

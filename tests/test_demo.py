@@ -61,6 +61,8 @@ def test_demo_refuses_unusable_input_before_it_starts(tmp_path: Path) -> None:
     short.write_bytes(b"x" * 64)
     done = run_demo("--text", short, "--seq-len", 64)
     assert done.returncode == 1 and "has 64 bytes" in done.stderr and "need 65" in done.stderr
+    done = run_demo("--seq-len", 1)
+    assert done.returncode == 1 and "at least 2" in done.stderr
     done = run_demo("--text", tmp_path / "missing.txt")
     assert done.returncode == 1 and "missing.txt is not a file" in done.stderr
     done = run_demo("--output", tmp_path / "missing" / "demo.png")

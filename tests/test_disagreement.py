@@ -47,7 +47,13 @@ CASES = [
     Case("query heads", {"shape": (B, 2 * HQ, HKV, D)}, "the number of query heads", str(HQ), str(2 * HQ)),
     Case("key heads", {"shape": (B, HQ, 1, D)}, "the number of key/value heads", str(HKV), "1"),
     # As many bytes in every message.
-    Case("key heads and head_dim", {"shape": (B, HQ, HKV * 2, D // 2)}, "the number of key/value heads", str(HKV), str(2 * HKV)),
+    Case(
+        "key heads and head_dim",
+        {"shape": (B, HQ, HKV * 2, D // 2)},
+        "the number of key/value heads",
+        str(HKV),
+        str(2 * HKV),
+    ),
     Case("head_dim", {"shape": (B, HQ, HKV, D * 2)}, "head_dim", str(D), str(D * 2)),
     Case("float64", {"dtype": torch.float64}, "dtype", "float32", "float64"),
     Case("float16 for bfloat16", {"dtype": torch.float16}, "dtype", "bfloat16", "float16", {"dtype": torch.bfloat16}),
@@ -55,7 +61,14 @@ CASES = [
     Case("striped", {"layout": "striped"}, "layout", "zigzag", "striped"),
     Case("zigzag", {"layout": "zigzag"}, "layout", "striped", "zigzag", {"layout": "striped"}),
     Case("seq_len", {"seq_len": 25}, "seq_len", "24", "25", {"seq_len": 24}),
-    Case("seq_len of the same local lengths", {"seq_len": 25, "layout": "striped"}, "seq_len", "26", "25", {"seq_len": 26, "layout": "striped"}),
+    Case(
+        "seq_len of the same local lengths",
+        {"seq_len": 25, "layout": "striped"},
+        "seq_len",
+        "26",
+        "25",
+        {"seq_len": 26, "layout": "striped"},
+    ),
     Case("seq_len 0", {"seq_len": 0}, "seq_len", "24", "0", {"seq_len": 24}),
     Case("key_seq_len", {"key_seq_len": 40}, "key_seq_len", "36", "40", {"seq_len": 24, "key_seq_len": 36}),
     Case("is_causal", {"is_causal": True}, "is_causal", "False", "True"),
@@ -65,26 +78,69 @@ CASES = [
     Case("window right", {"window": (3, 1)}, r"window \(right\)", "2", "1", {"window": (3, 2)}),
     Case("window right 0", {"window": (3, 0)}, r"window \(right\)", "2", "0", {"window": (3, 2)}),
     Case("window missing", {"window": None}, r"window \(left\)", "3", "unbounded", {"window": (3, 2)}),
-    Case("documents missing", {"documents": None}, "the number of documents in cu_seqlens", "2", NONE, {"documents": (0, 5, -1)}),
+    Case(
+        "documents missing",
+        {"documents": None},
+        "the number of documents in cu_seqlens",
+        "2",
+        NONE,
+        {"documents": (0, 5, -1)},
+    ),
     Case("documents on one rank", {"documents": (0, 5, -1)}, "the number of documents in cu_seqlens", NONE, "2"),
-    Case("document count", {"documents": (0, 5, 7, -1)}, "the number of documents in cu_seqlens", "2", "3", {"documents": (0, 5, -1)}),
+    Case(
+        "document count",
+        {"documents": (0, 5, 7, -1)},
+        "the number of documents in cu_seqlens",
+        "2",
+        "3",
+        {"documents": (0, 5, -1)},
+    ),
     Case("document bounds", {"documents": (0, 6, -1)}, "the hash of cu_seqlens", HASH, HASH, {"documents": (0, 5, -1)}),
     Case("scale", {"scale": 0.25}, "scale", _number(1 / math.sqrt(D)), _number(0.25)),
     Case("scale by one bit", {"scale": 0.1 + 2**-56}, "scale", _number(0.1), _number(0.1 + 2**-56), {"scale": 0.1}),
     Case("deterministic", {"deterministic": False}, "deterministic", "True", "False"),
-    *[Case(f"gradient of {name}", {"needs_grad": tuple(x for x in INPUTS if x != name)}, "which inputs need gradients", "query, key, value",
-           ", ".join(x for x in INPUTS if x != name)) for name in INPUTS],
+    *[
+        Case(
+            f"gradient of {name}",
+            {"needs_grad": tuple(x for x in INPUTS if x != name)},
+            "which inputs need gradients",
+            "query, key, value",
+            ", ".join(x for x in INPUTS if x != name),
+        )
+        for name in INPUTS
+    ],
     Case("no gradients", {"needs_grad": ()}, "which inputs need gradients", "query, key, value", NONE),
     Case("no_grad", {"no_grad": True}, "which inputs need gradients", "query, key, value", NONE),
-    Case("gradient on one rank", {"needs_grad": ("value",)}, "which inputs need gradients", NONE, "value", {"needs_grad": ()}),
+    Case(
+        "gradient on one rank",
+        {"needs_grad": ("value",)},
+        "which inputs need gradients",
+        NONE,
+        "value",
+        {"needs_grad": ()},
+    ),
     Case("unshard", {"op": "unshard"}, "the operator", "ring_forward", "gather"),
     Case("unshard, dtype", {"dtype": torch.int32}, "dtype", "int64", "int32", {"op": "unshard", "dtype": torch.int64}),
     Case("unshard, layout", {"layout": "striped"}, "layout", "zigzag", "striped", {"op": "unshard"}),
     Case("unshard, seq_len", {"seq_len": 23}, "seq_len", "24", "23", {"op": "unshard", "seq_len": 24}),
     Case("unshard, dim", {"dim": 0}, "dim", "2", "0", {"op": "unshard", "shape": (TOKENS, HQ, HKV, D)}),
-    Case("unshard, before dim", {"shape": (B, HQ + 1, HKV, D)}, "the number of elements before dim", "8", "10", {"op": "unshard"}),
-    Case("unshard, after dim", {"shape": (B, HQ, HKV, D + 1)}, "the number of elements after dim", "8", "9", {"op": "unshard"}),
-]  # fmt: skip
+    Case(
+        "unshard, before dim",
+        {"shape": (B, HQ + 1, HKV, D)},
+        "the number of elements before dim",
+        "8",
+        "10",
+        {"op": "unshard"},
+    ),
+    Case(
+        "unshard, after dim",
+        {"shape": (B, HQ, HKV, D + 1)},
+        "the number of elements after dim",
+        "8",
+        "9",
+        {"op": "unshard"},
+    ),
+]
 BY_ID = {case.id: case for case in CASES}
 assert len(BY_ID) == len(CASES)
 each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.id.replace(" ", "_")) for case in CASES])
@@ -94,19 +150,37 @@ each_size = pytest.mark.parametrize("world_size", SIZES)
 def arguments(spec: Spec) -> Spec:
     """Keyword arguments for ring_attention or unshard, for this rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    spec = {"seq_len": TOKENS * world_size, "key_seq_len": None, "layout": "zigzag", "shape": (B, HQ, HKV, D), "dtype": torch.float32,
-            "needs_grad": INPUTS, "documents": None} | spec  # fmt: skip
+    spec = {
+        "seq_len": TOKENS * world_size,
+        "key_seq_len": None,
+        "layout": "zigzag",
+        "shape": (B, HQ, HKV, D),
+        "dtype": torch.float32,
+        "needs_grad": INPUTS,
+        "documents": None,
+    } | spec
     seq_len, dtype, needs_grad, documents = (spec.pop(name) for name in ("seq_len", "dtype", "needs_grad", "documents"))
     key_seq_len, shape = spec.pop("key_seq_len"), spec.pop("shape")
-    _, parts = inputs(rank, world_size, seq_len=seq_len, key_seq_len=key_seq_len, layout=spec["layout"], shape=shape,
-                      dtype=dtype if dtype.is_floating_point else torch.float32)  # fmt: skip
+    _, parts = inputs(
+        rank,
+        world_size,
+        seq_len=seq_len,
+        key_seq_len=key_seq_len,
+        layout=spec["layout"],
+        shape=shape,
+        dtype=dtype if dtype.is_floating_point else torch.float32,
+    )
     for name, part in zip(INPUTS, parts, strict=True):
         part.requires_grad_(name in needs_grad)
     if spec.pop("op", "") == "unshard":
         x = parts[0].detach().to(dtype)
         return {"x": x, "dim": 2, "seq_len": x.shape[spec["dim"]] * world_size if "dim" in spec else seq_len} | spec
     cu_seqlens = None if documents is None else torch.tensor([seq_len if b == -1 else b for b in documents])
-    return dict(zip(INPUTS, parts, strict=True)) | {"seq_len": seq_len, "key_seq_len": key_seq_len, "cu_seqlens": cu_seqlens, "enable_gqa": True} | spec
+    return (
+        dict(zip(INPUTS, parts, strict=True))
+        | {"seq_len": seq_len, "key_seq_len": key_seq_len, "cu_seqlens": cu_seqlens, "enable_gqa": True}
+        | spec
+    )
 
 
 def disagree(id: str, odd: int) -> tuple[str, str]:
@@ -127,7 +201,9 @@ def check_verdict(answers: list[tuple[str, str]], field: str, usual: str, other:
     assert len(set(answers)) == 1, answers
     text = answers[0][1]
     values = (other, usual) if odd == 0 else (usual, other)
-    found = re.fullmatch(f"ring: ranks disagree on {field}: rank 0 has ({values[0]}), rank {odd or 1} has ({values[1]})", text)
+    found = re.fullmatch(
+        f"ring: ranks disagree on {field}: rank 0 has ({values[0]}), rank {odd or 1} has ({values[1]})", text
+    )
     assert found, (text, field, values)
     assert found[1] != found[2]
 
@@ -143,8 +219,22 @@ def test_forward(case: Case, world_size: int) -> None:
 def disagree_in_operators(odd: int) -> tuple[str, str]:
     call = arguments({"is_causal": dist.get_rank() == odd})
     tensors = [call[name].detach() for name in INPUTS]
-    answer = attempt(torch.ops.ringattn.ring_forward, *tensors, torch.zeros(1, dtype=torch.int64), dist.group.WORLD.group_name, "zigzag",
-                     call["seq_len"], None, call["is_causal"], None, None, None, True, True, [False] * 3)  # fmt: skip
+    answer = attempt(
+        torch.ops.ringattn.ring_forward,
+        *tensors,
+        torch.zeros(1, dtype=torch.int64),
+        dist.group.WORLD.group_name,
+        "zigzag",
+        call["seq_len"],
+        None,
+        call["is_causal"],
+        None,
+        None,
+        None,
+        True,
+        True,
+        [False] * 3,
+    )
     prove()
     return answer
 
@@ -323,7 +413,9 @@ def test_refused_backward(world_size: int) -> None:
 
 def big_disagreement(odd: int) -> tuple[str, str]:
     """Messages of megabytes of unequal size: over gloo alone this ends the receiving process."""
-    call = arguments({"seq_len": 4096 * dist.get_world_size(), "shape": (1, 4, 4, 64 if dist.get_rank() == odd else 32)})
+    call = arguments(
+        {"seq_len": 4096 * dist.get_world_size(), "shape": (1, 4, 4, 64 if dist.get_rank() == odd else 32)}
+    )
     answer = attempt(ra.ring_attention, **call)
     prove()
     return answer

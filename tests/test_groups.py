@@ -38,10 +38,20 @@ def world() -> tuple[int, int]:
 def every_name_of_the_world() -> None:
     rank, world_size = world()
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("cp",))
-    for group in (None, dist.group.WORLD, dist.group.WORLD.group_name, mesh, mesh["cp"], mesh.get_group(), DeviceMesh("cpu", range(world_size))):
+    for group in (
+        None,
+        dist.group.WORLD,
+        dist.group.WORLD.group_name,
+        mesh,
+        mesh["cp"],
+        mesh.get_group(),
+        DeviceMesh("cpu", range(world_size)),
+    ):
         prove_at(rank, world_size, group)
         assert torch.equal(ra.positions(12, group=group), ra.positions(12, rank=rank, world_size=world_size))
-        assert torch.equal(ra.unshard(ra.shard(torch.arange(11), 0, group=group), 0, group=group, seq_len=11), torch.arange(11))
+        assert torch.equal(
+            ra.unshard(ra.shard(torch.arange(11), 0, group=group), 0, group=group, seq_len=11), torch.arange(11)
+        )
 
 
 @pytest.mark.parametrize("world_size", SIZES)
@@ -70,7 +80,9 @@ def reordered() -> None:
     ring_rank = dist.get_group_rank(reverse, rank)
     prove_at(ring_rank, world_size, reverse)
     whole = torch.arange(10.0)
-    assert torch.equal(ra.shard(whole, 0, group=reverse), whole[ra.positions(10, rank=ring_rank, world_size=world_size)])
+    assert torch.equal(
+        ra.shard(whole, 0, group=reverse), whole[ra.positions(10, rank=ring_rank, world_size=world_size)]
+    )
     dist.destroy_process_group(reverse)
 
 
@@ -81,10 +93,22 @@ def test_reordered(world_size: int) -> None:
 
 WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: "nobody", ValueError, "group: expected the name of a process group that this process is in, got 'nobody'"),
-    (lambda: 3, TypeError, "group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, got int"),
-    (lambda: [0, 1], TypeError, "group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, got list"),
-    (lambda: dist.GroupMember.NON_GROUP_MEMBER, ValueError, "group: expected a group that this process is in, got one that it is not in"),
-]  # fmt: skip
+    (
+        lambda: 3,
+        TypeError,
+        "group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, got int",
+    ),
+    (
+        lambda: [0, 1],
+        TypeError,
+        "group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, got list",
+    ),
+    (
+        lambda: dist.GroupMember.NON_GROUP_MEMBER,
+        ValueError,
+        "group: expected a group that this process is in, got one that it is not in",
+    ),
+]
 
 
 @pytest.mark.parametrize("door", ["ring_attention", "shard", "unshard", "positions"])
@@ -203,9 +227,14 @@ def test_graphs_of_two_groups(world_size: int) -> None:
 def run_script(body: str, tmp_path: Path, world_size: int, timeout: float = 60) -> list[str]:
     """The body, as a program in fresh processes, one per rank (sys.argv: rank, world size, folder); what they print."""
     script = tmp_path / "program.py"
-    script.write_text("import sys\n" f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n{body}")
+    script.write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{body}")
     started = [
-        subprocess.Popen([sys.executable, script, str(rank), str(world_size), tmp_path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(world_size), tmp_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for rank in range(world_size)
     ]
     try:
@@ -228,7 +257,8 @@ rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 def init(round, timeout=20):
     store = dist.FileStore(f"{folder}/store{round}", world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=datetime.timedelta(seconds=timeout))
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
 """
 
 
@@ -297,7 +327,10 @@ def test_threads_in_a_ring_of_one() -> None:
     call = small_call(0, 1)
     expected = ra.ring_attention(**call)
     results: list[bool] = []
-    threads = [threading.Thread(target=lambda: results.append(torch.equal(ra.ring_attention(**call), expected))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: results.append(torch.equal(ra.ring_attention(**call), expected)))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -405,8 +438,8 @@ def refuse(name):
         touched.append(name)
         raise AssertionError(name)
     return method
-for name in ("send", "recv", "recv_anysource", "allgather", "allreduce", "broadcast", "barrier", "alltoall", "alltoall_base",
-             "_allgather_base", "gather", "scatter", "reduce", "_start_coalescing", "_end_coalescing"):
+for name in ("send", "recv", "recv_anysource", "allgather", "allreduce", "broadcast", "barrier", "alltoall",
+             "alltoall_base", "_allgather_base", "gather", "scatter", "reduce", "_start_coalescing", "_end_coalescing"):
     setattr(Deaf, name, refuse(name))
 deaf = Deaf()
 torch._C._distributed_c10d._register_process_group("deaf", deaf)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from mask_cases import LAYOUTS, positions
+
 from ringattn_ext._C import Layout
 
 RINGS = range(1, 18)

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from mask_cases import LAYOUTS, MaskCase, mask_cases, positions, random_documents
+
 from ringattn_ext._C import Layout, Mask, Segment, Visibility, visibility, visible_pairs
 
 LENGTHS = (0, 1, 2, 7, 16, 31)
@@ -68,6 +69,15 @@ def test_visibility_for_the_largest_positions() -> None:
         case = MaskCase(LAST + 1, *sides, documents=random.choice([None, (0, *cuts, LAST + 1)]))
         q, k = (random_segment(random.choice([0, near]), LAST, 2 ** random.randint(0, 30)) for _ in range(2))
         check_pair(case, q, k)
+
+
+def test_visibility_over_the_largest_distance() -> None:
+    first, last = Segment(0, 1, 1), Segment(LAST, 1, 1)
+    for width in (LAST - 1, LAST):
+        case = MaskCase(LAST + 1, width, width)
+        assert visibility(first, last, case.mask()) == (Visibility.full if width == LAST else Visibility.skip)
+        for q, k in ((first, last), (last, first), (first, Segment(0, LAST, 2)), (Segment(0, LAST, 2), first)):
+            check_pair(case, q, k)
 
 
 def test_visibility_with_empty_segments() -> None:

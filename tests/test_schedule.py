@@ -12,6 +12,7 @@ from ring_simulation import (
     forward_schedules,
     pair_counts,
 )
+
 from ringattn_ext._C import (
     NONE,
     Layout,
@@ -62,10 +63,10 @@ def prove(queries: Layout, keys: Layout, case: MaskCase) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("world_size", RINGS)
 def test_all_masks(name: str, world_size: int) -> None:
-    for seq_len in {0, 1, world_size - 1, world_size, 2 * world_size + 1, 3 * world_size, 53, random.randrange(100)}:
+    for seq_len in {0, 1, world_size - 1, world_size, 2 * world_size + 1, 53, random.randrange(100)}:
         layout = Layout(name, world_size, seq_len)
         cases = mask_cases(seq_len)
-        for case in cases[:2] + random.sample(cases[2:], 5):
+        for case in cases[:2] + random.sample(cases[2:], 3):
             print(layout.kind, world_size, seq_len, case)
             prove(layout, layout, case)
 

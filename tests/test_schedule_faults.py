@@ -1,4 +1,4 @@
-"""The proof of the schedules is worth what it finds: schedules with one fault each, and what must be said about them."""
+"""The proof of the schedules is worth what it finds: schedules with one fault each, and what is said about them."""
 
 import random
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from ring_simulation import (
     forward_schedules,
     pair_counts,
 )
+
 from ringattn_ext._C import NONE, Layout, Source, Visibility
 
 P = 6

@@ -1,5 +1,5 @@
 // Which instruction set the inner loops use: the best that this machine and this build have, or a lower one that the
-// environment variable RINGATTN_CPU_CAPABILITY asks for.
+// environment variable RINGATTN_CPU asks for.
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace ringattn::cpu {
 
-namespace baseline {
+namespace generic {
 extern const MicroTable table;
 }
 namespace avx2 {
@@ -32,19 +32,19 @@ const MicroTable* find_table(const std::string& name) {
   // Every CPU with AVX2 has F16C, which older compilers cannot ask for.
   if (name == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2::table;
 #endif
-  return name == "baseline" ? &baseline::table : nullptr;
+  return name == "generic" ? &generic::table : nullptr;
 }
 
 const MicroTable& choose_table() {
-  if (const char* name = std::getenv("RINGATTN_CPU_CAPABILITY")) {
+  if (const char* name = std::getenv("RINGATTN_CPU")) {
     if (const MicroTable* table = find_table(name)) return *table;
-    throw std::invalid_argument("RINGATTN_CPU_CAPABILITY is \"" + std::string(name) +
-                                "\": expected baseline, avx2 or avx512, and one that this machine and build have");
+    throw std::invalid_argument("RINGATTN_CPU is \"" + std::string(name) +
+                                "\": expected generic, avx2 or avx512, and one that this machine and build have");
   }
   for (const char* name : {"avx512", "avx2"}) {
     if (const MicroTable* table = find_table(name)) return *table;
   }
-  return baseline::table;
+  return generic::table;
 }
 
 }  // namespace

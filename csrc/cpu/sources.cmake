@@ -5,8 +5,8 @@ include(CheckCXXCompilerFlag)
 # Errno and floating-point traps are observed by nobody; NaN, infinity and the order of operations are kept.
 set(RINGATTN_CPU_FLOAT_FLAGS -fno-math-errno -fno-trapping-math)
 
-set(ringattn_cpu_capabilities baseline)
-set(ringattn_cpu_flags_baseline "")
+set(ringattn_cpu_capabilities generic)
+set(ringattn_cpu_flags_generic "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(ringattn_cpu_flags_avx2 -mavx2 -mfma -mf16c)
   set(ringattn_cpu_flags_avx512 -mavx512f -mavx512vl -mavx512bw -mavx512dq -mfma -mf16c)

@@ -16,12 +16,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
                                                           int threads) {
   std::optional<Pass> pass;
   ForwardTensors tensors;
+  Device device;
   const Agreement agreement(ring, Op::ring_forward, [&](CallHeader& header) {
+    device = kernels_for(query, threads);
     pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     tensors = allocate_forward(*pass, with_unit_stride(query), with_unit_stride(key), with_unit_stride(value));
   });
-  at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), kernels_for(query, threads), tensors);
+  at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors);
   return {tensors.out, tensors.lse, kept};
 }
 
@@ -29,7 +31,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
                                                            const PassOptions& options, int threads) {
   std::optional<Pass> pass;
   BackwardTensors tensors;
+  Device device;
   const Agreement agreement(ring, Op::ring_backward, [&](CallHeader& header) {
+    device = kernels_for(saved.query, threads);
     pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     const at::IntArrayRef shape = saved.query.sizes(), row_shape = shape.slice(0, 3);
@@ -55,7 +59,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     tensors.kept = saved.kept.contiguous();
     allocate_backward(*pass, tensors);
   });
-  ring_backward(*pass, ring.rank, ring.transport.get(), kernels_for(saved.query, threads), tensors);
+  ring_backward(*pass, ring.rank, ring.transport.get(), device, tensors);
   const auto or_empty = [&](const at::Tensor& t) { return t.defined() ? t : at::empty({0}, saved.query.options()); };
   return {or_empty(tensors.grad_query), or_empty(tensors.grad_key), or_empty(tensors.grad_value)};
 }

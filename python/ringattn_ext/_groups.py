@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
 
@@ -37,6 +38,7 @@ def group_name(group: object) -> str:
     )
 
 
+@torch.compiler.assume_constant_result
 def rank_and_size(name: str) -> tuple[int, int]:
     """This process's rank in the group of that name, and the group's size. Raises ValueError for an unknown name."""
     if name == "":

@@ -85,6 +85,13 @@ def unshard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag"
     )
 
 
+@torch.compiler.assume_constant_result
+def _segments(layout: str, world_size: int, seq_len: int, rank: int) -> tuple[tuple[int, int, int], ...]:
+    """start, stride and length of a rank's runs of tokens."""
+    segments = Layout(layout, world_size, seq_len).segments(rank)
+    return tuple((segment.start, segment.stride, segment.length) for segment in segments)
+
+
 def positions(
     seq_len: int,
     *,
@@ -112,7 +119,9 @@ def positions(
         rank, world_size = rank_and_size(group_name(group))
     elif group is not None:
         raise ValueError("group: expected None where rank and world_size are given")
-    whole = Layout(text("layout", layout), integer("world_size", world_size), integer("seq_len", seq_len))
-    segments = whole.segments(integer("rank", rank))
-    runs = [s.start + s.stride * torch.arange(s.length, dtype=torch.int64) for s in segments]
+    numbers = (integer("world_size", world_size), integer("seq_len", seq_len), integer("rank", rank))
+    runs = [
+        torch.arange(start, start + stride * length, stride, dtype=torch.int64)
+        for start, stride, length in _segments(text("layout", layout), *numbers)
+    ]
     return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)

@@ -100,6 +100,17 @@ void huge_segments(Random& random) {
   }
 }
 
+void largest_distance() {
+  const Segment first{0, 1, 1}, last{kLargest - 1, 1, 1}, both{0, kLargest - 1, 2};
+  for (const std::int32_t width : {0, kLargest - 2, kLargest - 1, kUnbounded}) {
+    for (const Mask& mask : {Mask{.key_count = kLargest, .left = width}, Mask{.key_count = kLargest, .right = width}}) {
+      for (const Segment& q : {first, last, both}) {
+        for (const Segment& k : {first, last, both}) check_visibility(q, k, mask);
+      }
+    }
+  }
+}
+
 void cross_lengths(Random& random) {
   for (int round = 0; round < 5000; ++round) {
     const Mask full{.key_count = static_cast<std::int32_t>(between(random, 0, 30))};
@@ -142,6 +153,7 @@ void test_masks(Random& random) {
   document_of_position(random);
   small_segments(random);
   huge_segments(random);
+  largest_distance();
   cross_lengths(random);
   ranks(random);
   parts_of_segments(random);
