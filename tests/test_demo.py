@@ -55,7 +55,7 @@ def test_small_demo_passes_and_reports(tmp_path: Path) -> None:
         assert 0 <= difference <= tolerance
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_demo_refuses_unusable_input_before_it_starts(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_bytes(b"x" * 64)
@@ -172,7 +172,7 @@ from demo.processes import RankFailure, launch
 
 def work(rank, how):
     if rank != 1:
-        time.sleep(100)
+        time.sleep(1000)
     if how == "raise":
         raise ValueError("this one is broken")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -186,7 +186,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("how", "message"), [("raise", "rank 1 failed:"), ("kill", "rank 1 was ended by SIGKILL")], ids=["raise", "kill"]
 )
@@ -194,12 +194,12 @@ def test_one_failing_rank_ends_all_with_its_error(tmp_path: Path, how: str, mess
     script = tmp_path / "failing_rank.py"
     script.write_text(FAILING_RANK)
     command = [sys.executable, str(script), str(EXAMPLES), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)  # the other ranks would sleep for 100 s
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)  # the other ranks sleep for 1000 s
     assert done.stdout.startswith(message), done.stdout + done.stderr
     assert how != "raise" or "ValueError: this one is broken" in done.stdout
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 def test_interrupt_ends_the_ranks(tmp_path: Path) -> None:
     command = demo_command("--text", __file__, "--seq-len", 512, "--steps", 100000, "--ranks", 2)
     errors = tmp_path / "stderr"
@@ -211,11 +211,11 @@ def test_interrupt_ends_the_ranks(tmp_path: Path) -> None:
             ranks = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
             assert len(ranks) >= 2
             demo.send_signal(signal.SIGINT)
-            assert demo.wait(20) == 130
+            assert demo.wait(60) == 130
         finally:
             demo.kill()
     assert "interrupted" in errors.read_text()
-    deadline = time.monotonic() + 10  # the helper process of multiprocessing ends a moment after its parent
+    deadline = time.monotonic() + 30  # the helper process of multiprocessing ends a moment after its parent
     while left := [rank for rank in ranks if Path(f"/proc/{rank}").exists()]:
         assert time.monotonic() < deadline, f"processes {left} are still there"
         time.sleep(0.1)
