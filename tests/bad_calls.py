@@ -67,7 +67,7 @@ ROWS = [
             f"{x} of another dtype",
             each(x, to=torch.Tensor.double),
             TypeError,
-            f"{x}: expected the dtype of query, Float, got Double",
+            f"{x}: expected the dtype of query, float32, got float64",
         )
         for x in ("key", "value")
     ],
@@ -75,7 +75,7 @@ ROWS = [
         "query of another dtype",
         each("query", to=torch.Tensor.bfloat16),
         TypeError,
-        "key: expected the dtype of query, BFloat16, got Float",
+        "key: expected the dtype of query, bfloat16, got float32",
     ),
     *[
         Row(
@@ -86,9 +86,9 @@ ROWS = [
             NO_COMPILE,
         )
         for dtype, name in (
-            (torch.int32, "Int"),
-            (torch.bool, "Bool"),
-            (torch.complex64, "ComplexFloat"),
+            (torch.int32, "int32"),
+            (torch.bool, "bool"),
+            (torch.complex64, "complex64"),
             (torch.float8_e4m3fn, "Float8_e4m3fn"),
         )
     ],
@@ -359,7 +359,7 @@ ROWS = [
             TypeError,
             f"cu_seqlens: expected dtype int32 or int64, got {name}",
         )
-        for dtype, name in ((torch.float32, "Float"), (torch.int16, "Short"), (torch.bool, "Bool"))
+        for dtype, name in ((torch.float32, "float32"), (torch.int16, "int16"), (torch.bool, "bool"))
     ],
     Row("cu_seqlens not from 0", documents(1, -1), ValueError, "cu_seqlens: expected 0 as the first entry, got 1"),
     Row("cu_seqlens from below 0", documents(-3, -1), ValueError, "cu_seqlens: expected 0 as the first entry, got -3"),

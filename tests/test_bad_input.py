@@ -229,9 +229,9 @@ def lone_error_in_backward(bad: int) -> tuple[str, str]:
         deterministic=True,
         needs_grad=[True] * 3,
     )
-    out, lse, kept = torch.ops.ringattn.ring_forward(*tensors, order, **where)
+    out, lse, kept, call = torch.ops.ringattn.ring_forward(*tensors, order, **where)
     grad = out[:, :, 1:] if rank == bad else out
-    answer = attempt(torch.ops.ringattn.ring_backward, grad, None, *tensors, out, lse, kept, order, **where)
+    answer = attempt(torch.ops.ringattn.ring_backward, grad, None, *tensors, out, lse, kept, call, order, **where)
     prove()
     return answer
 
@@ -249,17 +249,17 @@ def test_one_bad_rank_in_backward(world_size: int) -> None:
 BACKWARD = [
     ("grad_out", lambda x: x[:, :, 1:], ValueError, r"grad_out: expected shape \[2, 4, 6, 8\], got \[2, 4, 5, 8\]"),
     ("grad_out", lambda x: x[0], ValueError, r"grad_out: expected shape \[2, 4, 6, 8\], got \[4, 6, 8\]"),
-    ("grad_out", torch.Tensor.double, TypeError, "grad_out: expected dtype Float, got Double"),
+    ("grad_out", torch.Tensor.double, TypeError, "grad_out: expected dtype float32, got float64"),
     ("grad_out", lambda x: x.to("meta"), (TypeError, ValueError), "grad_out: expected .*meta"),
     ("grad_lse", lambda x: x[..., None], ValueError, r"grad_lse: expected shape \[2, 4, 6\], got \[2, 4, 6, 1\]"),
-    ("grad_lse", torch.Tensor.bfloat16, TypeError, "grad_lse: expected dtype Float, got BFloat16"),
+    ("grad_lse", torch.Tensor.bfloat16, TypeError, "grad_lse: expected dtype float32, got bfloat16"),
     ("out", lambda x: x[:, :2], ValueError, r"out: expected shape \[2, 4, 6, 8\], got \[2, 2, 6, 8\]"),
-    ("out", torch.Tensor.half, TypeError, "out: expected dtype Float, got Half"),
+    ("out", torch.Tensor.half, TypeError, "out: expected dtype float32, got float16"),
     ("lse", lambda x: x[:1], ValueError, r"lse: expected shape \[2, 4, 6\], got \[1, 4, 6\]"),
-    ("lse", torch.Tensor.double, TypeError, "lse: expected dtype Float, got Double"),
+    ("lse", torch.Tensor.double, TypeError, "lse: expected dtype float32, got float64"),
     ("kept", lambda x: torch.cat((x.flatten(), torch.zeros(1))), ValueError, r"kept: expected shape \[.*\], got \["),
-    ("kept", torch.Tensor.double, TypeError, "kept: expected dtype Float, got Double"),
-    ("key", torch.Tensor.double, TypeError, "key: expected the dtype of query, Float, got Double"),
+    ("kept", torch.Tensor.double, TypeError, "kept: expected dtype float32, got float64"),
+    ("key", torch.Tensor.double, TypeError, "key: expected the dtype of query, float32, got float64"),
     ("needs_grad", lambda x: x[:2], ValueError, r"needs_grad: expected 3 flags \(query, key, value\), got 2"),
     ("layout", lambda x: "spiral", ValueError, "layout: expected 'contiguous', 'zigzag' or 'striped', got 'spiral'"),
     ("scale", lambda x: -1.0, ValueError, "scale: expected a finite number above 0, got -1"),
@@ -290,8 +290,10 @@ def test_backward_operator(name: str, spoil: Callable, error: Errors, message: s
     else:
         options |= dict(world_size=world_size)
         forward, backward = ops.virtual_ring_forward, ops.virtual_ring_backward
-    out, lse, kept = forward(**tensors, **options)
+    out, lse, kept, *number = forward(**tensors, **options)
     call = tensors | options | dict(out=out, lse=lse, kept=kept, grad_out=out.clone(), grad_lse=lse.clone())
+    if number:
+        call["call"] = number[0]
     backward(**call)
     with pytest.raises(error) as caught:
         backward(**call | {name: spoil(call[name])})

@@ -403,9 +403,9 @@ def refused_backward(odd: int) -> tuple[str, str]:
 def test_refused_backward(world_size: int) -> None:
     for odd in range(world_size):
         answers = run_ranks(world_size, refused_backward, odd, timeout=RANKS_TIMEOUT)
-        assert answers[odd] == ("TypeError", "lse: expected dtype Float, got Double")
+        assert answers[odd] == ("TypeError", "lse: expected dtype float32, got float64")
         others = {answer for rank, answer in enumerate(answers) if rank != odd}
-        assert others == {("RingError", f"ring: rank {odd} refused: lse: expected dtype Float, got Double")}
+        assert others == {("RingError", f"ring: rank {odd} refused: lse: expected dtype float32, got float64")}
 
 
 # --- bad luck ---

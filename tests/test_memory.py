@@ -26,6 +26,7 @@ BOUND = 2 * MIB
 S_LOCAL, D = 32, 256
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc"),
 ]

@@ -51,13 +51,21 @@ std::unique_ptr<OwningMask> make_mask(std::int64_t key_count, std::int64_t left,
 
 std::vector<Segment> list_of(const Segments& segments) { return {segments.begin(), segments.end()}; }
 
-void check_rank(const Layout& layout, int rank) { layout.segments(rank); }
+void check_ring(const Layout& queries, const Layout& keys, int rank) {
+  if (queries.world_size() != keys.world_size()) {
+    throw std::invalid_argument("keys: expected a layout over " + std::to_string(queries.world_size()) +
+                                " ranks, as queries, got " + std::to_string(keys.world_size()));
+  }
+  queries.segments(rank);  // throws if there is no such rank
+}
 
 void bind_layout(py::module_& m) {
   py::class_<Segment>(m, "Segment", "Global positions start, start + stride, ... that are neighbours on a rank.")
       .def(py::init([](std::int32_t start, std::int32_t stride, std::int32_t length) {
-             if (start < 0 || stride < 1 || length < 0)
-               throw std::invalid_argument("Segment: expected start >= 0, stride >= 1, length >= 0");
+             const std::int64_t last = start + std::int64_t{stride} * (length - 1);
+             if (start < 0 || stride < 1 || length < 0 || (length > 0 && last > Mask::kUnbounded)) {
+               throw std::invalid_argument("Segment: expected start >= 0, stride >= 1, length >= 0, positions < 2^31");
+             }
              return Segment{start, stride, length};
            }),
            py::arg("start"), py::arg("stride"), py::arg("length"))
@@ -96,6 +104,7 @@ void bind_mask(py::module_& m) {
       .def(
           "interval",
           [](const OwningMask& owner, std::int32_t position) {
+            if (position < 0) throw std::invalid_argument("position: expected a number >= 0");
             return py::make_tuple(owner.mask.first_key(position), owner.mask.last_key(position));
           },
           py::arg("position"), "(first, last) key that the query at a global position attends to.");
@@ -146,20 +155,24 @@ void bind_schedule(py::module_& m) {
       .def_readonly("outgoing_block", &BackwardStep::outgoing_block);
 
   m.def(
-      "reach", [](const Layout& q, const Layout& k, const OwningMask& owner) { return reach(q, k, owner.mask); },
+      "reach",
+      [](const Layout& q, const Layout& k, const OwningMask& owner) {
+        check_ring(q, k, 0);
+        return reach(q, k, owner.mask);
+      },
       py::arg("queries"), py::arg("keys"), py::arg("mask"),
       "The largest distance d such that some rank i may see keys of block i - d (mod P).");
   m.def(
       "forward_schedule",
       [](const Layout& q, const Layout& k, const OwningMask& owner, int rank) {
-        check_rank(q, rank);
+        check_ring(q, k, rank);
         return forward_schedule(q, k, owner.mask, rank);
       },
       py::arg("queries"), py::arg("keys"), py::arg("mask"), py::arg("rank"));
   m.def(
       "backward_schedule",
       [](const Layout& q, const Layout& k, const OwningMask& owner, int rank) {
-        check_rank(q, rank);
+        check_ring(q, k, rank);
         return backward_schedule(q, k, owner.mask, rank);
       },
       py::arg("queries"), py::arg("keys"), py::arg("mask"), py::arg("rank"));

@@ -44,12 +44,9 @@ std::string op(std::int64_t value) {
   return number(value);
 }
 
-// torch's numbers of its types (c10::ScalarType), which are part of its file formats and do not change.
 std::string dtype(std::int64_t value) {
-  constexpr const char* kNames[] = {"uint8",   "int8",    "int16",     "int32",     "int64",      "float16",
-                                    "float32", "float64", "complex32", "complex64", "complex128", "bool"};
-  if (value >= 0 && value < static_cast<std::int64_t>(std::size(kNames))) return kNames[value];
-  return value == 15 ? "bfloat16" : "dtype number " + number(value);
+  const std::string name = dtype_name(value);
+  return name.empty() ? "torch's number " + number(value) : name;
 }
 
 std::string layout(std::int64_t value) { return layout_name(static_cast<LayoutKind>(value)); }
@@ -90,6 +87,7 @@ constexpr Description kFields[] = {
     {"scale", real},
     {"deterministic", yes_no},
     {"which inputs need gradients", needs_grad},
+    {"the call number of the forward pass that this is the backward pass of", number},
     {"dim", number},
     {"the number of elements before dim", number},
     {"the number of elements after dim", number},
@@ -102,6 +100,14 @@ std::string value_text(const CallHeader& header, int field) {
 }
 
 }  // namespace
+
+// torch's numbers of its types (c10::ScalarType), which are part of its file formats and do not change.
+std::string dtype_name(std::int64_t value) {
+  constexpr const char* kNames[] = {"uint8",   "int8",    "int16",     "int32",     "int64",      "float16",
+                                    "float32", "float64", "complex32", "complex64", "complex128", "bool"};
+  if (value >= 0 && value < static_cast<std::int64_t>(std::size(kNames))) return kNames[value];
+  return value == 15 ? "bfloat16" : "";
+}
 
 CallHeader::CallHeader() : refused(0) {
   std::fill(std::begin(fields), std::end(fields), kUnset);

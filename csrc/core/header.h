@@ -33,6 +33,7 @@ enum class Field : int {
   scale,
   deterministic,
   needs_grad,
+  forward_call,  // of ring_backward: the call number of the forward pass that it belongs to
   gather_dim,
   gather_outer,
   gather_inner,
@@ -53,6 +54,9 @@ struct CallHeader {
   std::int64_t get(Field field) const { return fields[static_cast<int>(field)]; }
   void refuse(const std::string& text);
 };
+
+// The name of a c10::ScalarType as torch's users know it ("float32"); empty for rarer ones.
+std::string dtype_name(std::int64_t scalar_type);
 
 // A hash of the document bounds, the same on every machine (FNV-1a over little-endian 32-bit numbers).
 std::int64_t document_hash(const std::vector<std::int32_t>& bounds);

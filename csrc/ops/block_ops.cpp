@@ -209,7 +209,7 @@ at::Tensor delta_op(const at::Tensor& out, const at::Tensor& grad_out, const std
 
 void check_state_type(const at::Tensor& o) {
   TORCH_CHECK_TYPE(o.scalar_type() == at::kFloat || o.scalar_type() == at::kDouble,
-                   "o: expected dtype float32 or float64, got ", o.scalar_type());
+                   "o: expected dtype float32 or float64, got ", type_name(o.scalar_type()));
 }
 
 void merge(const at::Tensor& o, const at::Tensor& m, const at::Tensor& l, const at::Tensor& other_o,
@@ -219,7 +219,7 @@ void merge(const at::Tensor& o, const at::Tensor& m, const at::Tensor& l, const 
   check_state({o, m, l}, o.sizes(), o.scalar_type(), o);
   check_state({other_o, other_m, other_l}, o.sizes(), o.scalar_type(), o, "other_");
   BlockArgs args = row_args(o, o.scalar_type());
-  args.scale = check_scale(scale, args.D);
+  args.scale = check_scale(scale, args.D, o.scalar_type());
   set_state(args, {o, m, l});
   args.other_o = other_o.const_data_ptr();
   args.other_m = other_m.const_data_ptr();
@@ -234,9 +234,9 @@ std::tuple<at::Tensor, at::Tensor> finalize_op(const at::Tensor& o, const at::Te
   check_rows(o, "o");
   check_state({o, m, l}, o.sizes(), o.scalar_type(), o);
   TORCH_CHECK_TYPE(accumulation_type(dtype) == o.scalar_type(), "dtype: expected a type whose state is ",
-                   o.scalar_type(), ", got ", dtype);
+                   type_name(o.scalar_type()), ", got ", type_name(dtype));
   BlockArgs args = row_args(o, dtype);
-  args.scale = check_scale(scale, args.D);
+  args.scale = check_scale(scale, args.D, o.scalar_type());
   set_state(args, {o, m, l});
   at::Tensor out = at::empty(o.sizes(), o.options().dtype(dtype)), lse = at::empty_like(m);
   args.out = rows(out);

@@ -23,7 +23,7 @@ void check_same(const at::Tensor& tensor, const char* name, const at::Tensor& qu
   TORCH_CHECK_VALUE(tensor.device() == query.device(), name, ": expected the device of query, ", query.device(),
                     ", got ", tensor.device());
   TORCH_CHECK_TYPE(tensor.scalar_type() == query.scalar_type(), name, ": expected the dtype of query, ",
-                   query.scalar_type(), ", got ", tensor.scalar_type());
+                   type_name(query.scalar_type()), ", got ", type_name(tensor.scalar_type()));
   TORCH_CHECK_VALUE(tensor.size(0) == query.size(0), name, ": expected the batch size of query, ", query.size(0),
                     ", got ", tensor.size(0));
   TORCH_CHECK_VALUE(tensor.size(3) == query.size(3), name, ": expected the head_dim of query, ", query.size(3),
@@ -64,7 +64,7 @@ Layout check_layout(const char* tensor, const char* argument, LayoutKind kind, s
 
 std::vector<std::int32_t> check_documents(const at::Tensor& cu_seqlens, std::int64_t key_count) {
   TORCH_CHECK_TYPE(cu_seqlens.scalar_type() == at::kInt || cu_seqlens.scalar_type() == at::kLong,
-                   "cu_seqlens: expected dtype int32 or int64, got ", cu_seqlens.scalar_type());
+                   "cu_seqlens: expected dtype int32 or int64, got ", type_name(cu_seqlens.scalar_type()));
   TORCH_CHECK_VALUE(cu_seqlens.dim() == 1 && cu_seqlens.numel() >= 1,
                     "cu_seqlens: expected one dimension with at least one entry, got shape ",
                     shape_text(cu_seqlens.sizes()));
@@ -83,6 +83,11 @@ std::vector<std::int32_t> check_documents(const at::Tensor& cu_seqlens, std::int
 
 }  // namespace
 
+std::string type_name(at::ScalarType type) {
+  const std::string name = dtype_name(static_cast<int>(type));
+  return name.empty() ? c10::toString(type) : name;
+}
+
 DType check_dtype(const at::Tensor& tensor, const char* name) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
@@ -95,13 +100,16 @@ DType check_dtype(const at::Tensor& tensor, const char* name) {
       return DType::float16;
     default:
       C10_THROW_ERROR(TypeError, c10::str(name, ": expected dtype float64, float32, bfloat16 or float16, got ",
-                                          tensor.scalar_type()));
+                                          type_name(tensor.scalar_type())));
   }
 }
 
-double check_scale(std::optional<double> scale, std::int64_t head_dim) {
+double check_scale(std::optional<double> scale, std::int64_t head_dim, at::ScalarType accumulation_type) {
   const double value = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  TORCH_CHECK_VALUE(std::isfinite(value) && value > 0, "scale: expected a finite number above 0, got ", value);
+  const auto usable = [](double number) { return std::isfinite(number) && number > 0; };
+  TORCH_CHECK_VALUE(usable(value), "scale: expected a finite number above 0, got ", value);
+  TORCH_CHECK_VALUE(accumulation_type == at::kDouble || usable(static_cast<float>(value)),
+                    "scale: expected a finite number above 0 in float32, got ", value);
   return value;
 }
 
@@ -163,7 +171,7 @@ Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   pass.mask = check_mask(options.is_causal, options.window, options.cu_seqlens, pass.key_layout.seq_len(),
                          pass.document_bounds);
   pass.is_causal = options.is_causal;
-  pass.scale = check_scale(options.scale, pass.D);
+  pass.scale = check_scale(options.scale, pass.D, pass.accumulation_type);
   pass.deterministic = options.deterministic;
   TORCH_CHECK_VALUE(options.needs_grad.size() == 3, "needs_grad: expected 3 flags (query, key, value), got ",
                     options.needs_grad.size());
@@ -183,8 +191,8 @@ void check_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef exp
 }
 
 void check_type(const at::Tensor& tensor, const char* name, at::ScalarType expected) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == expected, name, ": expected dtype ", expected, ", got ",
-                   tensor.scalar_type());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == expected, name, ": expected dtype ", type_name(expected), ", got ",
+                   type_name(tensor.scalar_type()));
 }
 
 }  // namespace ringattn

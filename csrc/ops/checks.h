@@ -48,7 +48,11 @@ void check_type(const at::Tensor& tensor, const char* name, at::ScalarType expec
 Mask check_mask(bool is_causal, const std::optional<std::vector<std::int64_t>>& window,
                 const std::optional<at::Tensor>& cu_seqlens, std::int64_t key_count, std::vector<std::int32_t>& bounds);
 
-double check_scale(std::optional<double> scale, std::int64_t head_dim);
+// Finite and > 0 also in the type that the kernels compute in.
+double check_scale(std::optional<double> scale, std::int64_t head_dim, at::ScalarType accumulation_type);
+
+// "float32", for messages.
+std::string type_name(at::ScalarType type);
 
 DType check_dtype(const at::Tensor& tensor, const char* name);
 

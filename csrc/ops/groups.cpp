@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 
@@ -71,7 +72,8 @@ Agreement::Agreement(Ring& ring, Op op, const std::function<void(CallHeader&)>& 
     if (!busy_.owns_lock()) {
       throw RingError("another thread of this process is in a call on this group; one call at a time");
     }
-    header.set(Field::call, std::int64_t{++ring.state->calls});
+    call_ = ++ring.state->calls;
+    header.set(Field::call, call_);
   }
 
   std::exception_ptr refusal;
@@ -84,7 +86,14 @@ Agreement::Agreement(Ring& ring, Op op, const std::function<void(CallHeader&)>& 
 
   std::string text;
   try {
-    text = verdict(exchange_headers(*ring.transport, header));
+    const std::vector<CallHeader> headers = exchange_headers(*ring.transport, header);
+    text = verdict(headers);
+    if (ring.state != nullptr) {
+      // Ranks that have lost count say so once and go on together.
+      for (const CallHeader& other : headers) {
+        ring.state->calls = std::max(ring.state->calls.load(), other.get(Field::call));
+      }
+    }
   } catch (...) {
     if (!refusal) throw;
   }

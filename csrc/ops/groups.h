@@ -41,8 +41,12 @@ class Agreement {
  public:
   Agreement(Ring& ring, Op op, const std::function<void(CallHeader&)>& prepare);
 
+  // The number of this call on the group; 0 in a ring of one and for virtual ranks.
+  std::int64_t call() const { return call_; }
+
  private:
   std::unique_lock<std::mutex> busy_;
+  std::int64_t call_ = 0;
 };
 
 }  // namespace ringattn

@@ -11,9 +11,8 @@
 
 namespace ringattn {
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key,
-                                                          const at::Tensor& value, const PassOptions& options,
-                                                          int threads) {
+ForwardResult forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const PassOptions& options, int threads) {
   std::optional<Pass> pass;
   ForwardTensors tensors;
   Device device;
@@ -24,7 +23,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
     tensors = allocate_forward(*pass, with_unit_stride(query), with_unit_stride(key), with_unit_stride(value));
   });
   at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors);
-  return {tensors.out, tensors.lse, kept};
+  return {tensors.out, tensors.lse, kept, agreement.call()};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const SavedForBackward& saved,
@@ -36,6 +35,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     device = kernels_for(saved.query, threads);
     pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
     pass->describe(header);
+    if (saved.call.defined()) {
+      TORCH_CHECK_VALUE(saved.call.numel() == 1 && saved.call.scalar_type() == at::kLong && saved.call.is_cpu(),
+                        "call: expected one int64 number on the CPU, as ring_forward returns it");
+      header.set(Field::forward_call, saved.call.item<std::int64_t>());
+    }
     const at::IntArrayRef shape = saved.query.sizes(), row_shape = shape.slice(0, 3);
     check_shape(saved.grad_out, "grad_out", shape);
     check_type(saved.grad_out, "grad_out", pass->input_type);
@@ -72,27 +76,28 @@ std::optional<std::vector<std::int64_t>> numbers(at::OptionalIntArrayRef list) {
   return list ? std::optional(list->vec()) : std::nullopt;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_op(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& /*order*/,
     std::string group, std::string layout, std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len,
     bool is_causal, at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens,
     std::optional<double> scale, bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
   Ring ring = Ring::of_group(group);
-  return forward_on(ring, query, key, value,
-                    {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale, enable_gqa,
-                     deterministic, flags(needs_grad)},
-                    at::get_num_threads());
+  ForwardResult result = forward_on(ring, query, key, value,
+                                    {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale,
+                                     enable_gqa, deterministic, flags(needs_grad)},
+                                    at::get_num_threads());
+  return {result.out, result.lse, result.kept, at::full({1}, result.call, at::kLong)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
     const at::Tensor& grad_out, const std::optional<at::Tensor>& grad_lse, const at::Tensor& query,
     const at::Tensor& key, const at::Tensor& value, const at::Tensor& out, const at::Tensor& lse,
-    const at::Tensor& kept, const at::Tensor& /*order*/, std::string group, std::string layout,
+    const at::Tensor& kept, const at::Tensor& call, const at::Tensor& /*order*/, std::string group, std::string layout,
     std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len, bool is_causal,
     at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale,
     bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
   Ring ring = Ring::of_group(group);
-  return backward_on(ring, {query, key, value, out, lse, kept, grad_out, grad_lse},
+  return backward_on(ring, {query, key, value, out, lse, kept, grad_out, grad_lse, call},
                      {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale, enable_gqa,
                       deterministic, flags(needs_grad)},
                      at::get_num_threads());

@@ -20,12 +20,13 @@ TORCH_LIBRARY(ringattn, m) {
   const auto define = [&m](const std::string& schema) { m.def(schema.c_str()); };
 
   // -> out as query; lse [B, Hq, S], natural log, in float64 for float64 inputs and else float32; kept: the packed keys
-  // and values on which the pass ended, for ring_backward; empty in a ring of one. needs_grad: query, key, value.
+  // and values on which the pass ended, empty in a ring of one; call [1] int64 on the CPU: the number of this call on
+  // the group, by which ring_backward knows that all ranks mean the same pass. needs_grad: query, key, value.
   define("ring_forward(Tensor query, Tensor key, Tensor value, Tensor(a!) order, " + place + ", " + options +
-         ") -> (Tensor out, Tensor lse, Tensor kept)");
+         ") -> (Tensor out, Tensor lse, Tensor kept, Tensor call)");
 
   // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None.
-  define("ring_backward(" + saved + ", Tensor(a!) order, " + place + ", " + options + ") -> " + gradients);
+  define("ring_backward(" + saved + ", Tensor call, Tensor(a!) order, " + place + ", " + options + ") -> " + gradients);
 
   // The same with whole tensors, P virtual ranks in this process; kept is [P, elements].
   define("virtual_ring_forward(Tensor query, Tensor key, Tensor value, " + virtual_place + ", " + options +

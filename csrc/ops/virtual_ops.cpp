@@ -101,12 +101,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
   at::Tensor kept = at::empty({P, P == 1 ? 0 : packed_size(pass, 2)}, key.options());
   run_virtual_ranks(P, [&](Ring& ring, int threads) {
     const Segments own = pass.query_layout.segments(ring.rank), own_keys = pass.key_layout.segments(ring.rank);
-    const auto [rank_out, rank_lse, rank_kept] =
+    const ForwardResult result =
         forward_on(ring, take_segments(query, kTokenDim, own), take_segments(key, kTokenDim, own_keys),
                    take_segments(value, kTokenDim, own_keys), options, threads);
-    put_segments(out, kTokenDim, own, rank_out);
-    put_segments(lse, kTokenDim, own, rank_lse);
-    kept[ring.rank].copy_(rank_kept);
+    put_segments(out, kTokenDim, own, result.out);
+    put_segments(lse, kTokenDim, own, result.lse);
+    kept[ring.rank].copy_(result.kept);
   });
   return {out, lse, kept};
 }
@@ -138,8 +138,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
     const auto take = [](const at::Tensor& whole, const Segments& segments) {
       return take_segments(whole, kTokenDim, segments);
     };
-    SavedForBackward saved{take(query, own), take(key, own_keys), take(value, own_keys), take(out, own),
-                           take(lse, own),   kept[ring.rank],     take(grad_out, own),   std::nullopt};
+    SavedForBackward saved{take(query, own),    take(key, own_keys), take(value, own_keys),
+                           take(out, own),      take(lse, own),      kept[ring.rank],
+                           take(grad_out, own), std::nullopt,        {}};
     if (grad_lse) saved.grad_lse = take(*grad_lse, own);
     const auto [dq, dk, dv] = backward_on(ring, saved, options, threads);
     if (pass.needs_grad_query) put_segments(grad_query, kTokenDim, own, dq);

@@ -41,13 +41,14 @@ class _RingAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, place: _Place, options: _Options) -> Any:
         if place.world_size is None:
             where = (order(), place.group, place.layout, place.seq_len, place.key_seq_len)
-            out, lse, kept = torch.ops.ringattn.ring_forward(query, key, value, *where, *options)
+            out, lse, kept, call = torch.ops.ringattn.ring_forward(query, key, value, *where, *options)
         else:
+            call = None
             out, lse, kept = torch.ops.ringattn.virtual_ring_forward(
                 query, key, value, place.world_size, place.layout, *options
             )
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, out, lse, kept, options.cu_seqlens)
+        ctx.save_for_backward(query, key, value, out, lse, kept, call, options.cu_seqlens)
         ctx.place = place
         ctx.options = options._replace(cu_seqlens=None)
         return out, lse
@@ -55,13 +56,13 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        query, key, value, out, lse, kept, cu_seqlens = ctx.saved_tensors
+        query, key, value, out, lse, kept, call, cu_seqlens = ctx.saved_tensors
         place, options = ctx.place, ctx.options._replace(cu_seqlens=cu_seqlens)
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         tensors = (grad_out, grad_lse, query, key, value, out, lse, kept)
         if place.world_size is None:
-            where = (order(), place.group, place.layout, place.seq_len, place.key_seq_len)
+            where = (call, order(), place.group, place.layout, place.seq_len, place.key_seq_len)
             gradients = ring_call(place.group, lambda: torch.ops.ringattn.ring_backward(*tensors, *where, *options))
         else:
             gradients = torch.ops.ringattn.virtual_ring_backward(*tensors, place.world_size, place.layout, *options)
@@ -120,7 +121,7 @@ def ring_attention(
     Raises:
         ValueError, TypeError: this rank's arguments are bad. The other ranks raise RingError.
         RingError: ranks disagree about the call, another rank refused its input, or communication failed. After a
-            disagreement or a refusal the group stays usable.
+            disagreement or a refusal the group stays usable. In compiled code: a RuntimeError with the same text.
 
     Source: Liu, Zaharia, Abbeel: Ring Attention with Blockwise Transformers for Near-Infinite Context
     (arXiv:2310.01889); online softmax: Milakov, Gimelshein (arXiv:1805.02867).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -43,12 +44,17 @@ def ring_call(group: str, function: Callable[[], _T]) -> _T:
     try:
         return function()
     except Exception as error:
-        if torch.ops.ringattn.calls(group) == calls:
-            torch.ops.ringattn.refuse(_ORDER, group, str(error))
         text = str(error)
         if type(error) is RuntimeError and text.startswith(_PREFIX):
             raise RingError(text) from None
+        if torch.ops.ringattn.calls(group) == calls:
+            _refuse(group, text)
         raise
+
+
+def _refuse(group: str, reason: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the caller raises the reason itself, whether or not the others hear of it
+        torch.ops.ringattn.refuse(_ORDER, group, reason)
 
 
 # --- fake kernels ---------------------------------------------------------------------------------------------------
@@ -56,6 +62,8 @@ def ring_call(group: str, function: Callable[[], _T]) -> _T:
 
 def _rows_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """As empty_rows_like of ring/pass.h."""
+    if tensor.dim() != 4:
+        return tensor.new_empty(tensor.shape, dtype=dtype)  # raises when it runs
     B, H, S, D = tensor.shape
     if tensor.stride(3) == 1 and tensor.stride(1) < tensor.stride(2):
         return tensor.new_empty((B, S, H, D), dtype=dtype).transpose(1, 2)
@@ -67,20 +75,22 @@ def _accumulation_type(tensor: Tensor) -> torch.dtype:
 
 
 def _lse_like(query: Tensor) -> Tensor:
-    return query.new_empty(query.shape[:3], dtype=_accumulation_type(query))
+    return query.new_empty(query.shape[:-1], dtype=_accumulation_type(query))
 
 
 def _check(group: str, **tensors: Tensor | None) -> None:
-    """What the fake kernels rely on; the first tensor is the one that the others must fit.
+    """Refuses real tensors on the meta device; the first tensor is the one that the others must fit.
 
-    The dispatcher also comes here with real tensors of which one is on the meta device. Then the other ranks wait.
+    If one of an operator's tensors is on the meta device, the dispatcher comes here, and the other ranks wait. While
+    tracing nothing is refused: bad input raises in the C++ checks, when the traced code runs.
     """
-    problem = _problem(group, {name: tensor for name, tensor in tensors.items() if tensor is not None})
-    if problem is None:
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if any(isinstance(tensor, FakeTensor) for tensor in given.values()):
         return
-    if not any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
-        torch.ops.ringattn.refuse(_ORDER, group, problem)
-    raise ValueError(problem)
+    problem = _problem(group, given)
+    if problem is not None:
+        _refuse(group, problem)
+        raise ValueError(problem)
 
 
 def _problem(group: str, tensors: dict[str, Tensor]) -> str | None:
@@ -88,16 +98,14 @@ def _problem(group: str, tensors: dict[str, Tensor]) -> str | None:
     for name, tensor in tensors.items():
         if tensor.device != first.device and not (name == "cu_seqlens" and tensor.device.type == "cpu"):
             return f"{name}: expected the device of {first_name}, {first.device}, got {tensor.device}"
-        if name in ("query", "key", "value") and tensor.dim() != 4:
-            return f"{name}: expected 4 dimensions [B, H, S, D], got {tensor.dim()}"
-    if first.device.type == "meta" and not isinstance(first, FakeTensor) and rank_and_size(group)[1] > 1:
+    if first.device.type == "meta" and rank_and_size(group)[1] > 1:
         return f"{first_name}: expected a device that has data to send round a ring, got meta"
     return None
 
 
 def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int) -> int:
     """Elements of two packed blocks of the largest length, as packed_size of ring/pass.cpp."""
-    if world_size == 1:
+    if world_size == 1 or key.dim() != 4:
         return 0
     pieces = 2 if layout == "zigzag" else 1
     chunks = pieces * world_size
@@ -111,20 +119,21 @@ def _(query, key, value, order, group, layout, seq_len, key_seq_len, is_causal, 
     _check(group, query=query, key=key, value=value, cu_seqlens=cu_seqlens)
     P = rank_and_size(group)[1]
     if key_seq_len is None:
-        same = key.shape[2] == query.shape[2]
-        key_seq_len = seq_len if seq_len is not None and same else key.shape[2] * P
-    return _rows_like(query), _lse_like(query), key.new_empty(_kept_size(key, P, layout, key_seq_len))
+        same = key.shape[-2] == query.shape[-2]
+        key_seq_len = seq_len if seq_len is not None and same else key.shape[-2] * P
+    kept = key.new_empty(_kept_size(key, P, layout, key_seq_len))
+    return _rows_like(query), _lse_like(query), kept, torch.empty(1, dtype=torch.int64)
 
 
 @torch.library.register_fake("ringattn::virtual_ring_forward")
 def _(query, key, value, world_size, layout, is_causal, window, cu_seqlens, *options):
     _check("", query=query, key=key, value=value, cu_seqlens=cu_seqlens)
-    kept = key.new_empty((world_size, _kept_size(key, world_size, layout, key.shape[2])))
+    kept = key.new_empty((world_size, _kept_size(key, world_size, layout, key.shape[-2])))
     return _rows_like(query), _lse_like(query), kept
 
 
 @torch.library.register_fake("ringattn::ring_backward")
-def _(grad_out, grad_lse, query, key, value, out, lse, kept, order, group, layout, *options):
+def _(grad_out, grad_lse, query, key, value, out, lse, kept, call, order, group, layout, *options):
     _check(group, query=query, key=key, value=value, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse, kept=kept)
     return _gradients(query, key, value, options[-1])
 
@@ -164,8 +173,8 @@ def _(order, group, reason):
 
 
 @torch.library.register_fake("ringattn::block_forward_")
-def _(o, m, l, query, key, value, *options):  # noqa: E741
-    _check("", query=query, key=key, value=value, o=o, m=m, l=l)
+def _(o, m, l, query, key, value, query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, *options):  # noqa: E741
+    _check("", query=query, key=key, value=value, o=o, m=m, l=l, cu_seqlens=cu_seqlens)
     finalize = options[-1]
     if finalize:
         return _rows_like(query), torch.empty_like(m)
@@ -173,20 +182,23 @@ def _(o, m, l, query, key, value, *options):  # noqa: E741
 
 
 @torch.library.register_fake("ringattn::block_backward_")
-def _(*args):
-    return None
+def _(grad_query, grad_key, grad_value, grad_out, query, key, value, lse, delta, *options):
+    accumulators = {"grad_query": grad_query, "grad_key": grad_key, "grad_value": grad_value}
+    _check("", query=query, key=key, value=value, grad_out=grad_out, lse=lse, delta=delta, **accumulators)
 
 
 @torch.library.register_fake("ringattn::delta")
 def _(out, grad_out, grad_lse):
+    _check("", out=out, grad_out=grad_out, grad_lse=grad_lse)
     return _lse_like(out)
 
 
 @torch.library.register_fake("ringattn::merge_")
-def _(*args):
-    return None
+def _(o, m, l, other_o, other_m, other_l, scale):  # noqa: E741
+    _check("", o=o, m=m, l=l, other_o=other_o, other_m=other_m, other_l=other_l)
 
 
 @torch.library.register_fake("ringattn::finalize")
 def _(o, m, l, scale, dtype):  # noqa: E741
+    _check("", o=o, m=m, l=l)
     return o.new_empty(o.shape, dtype=dtype), torch.empty_like(m)
