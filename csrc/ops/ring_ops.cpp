@@ -11,8 +11,19 @@
 
 namespace ringattn {
 
-ForwardResult forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                         const PassOptions& options, int threads) {
+namespace {
+
+void check_number(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_VALUE(tensor.numel() == 1 && tensor.scalar_type() == at::kLong && tensor.is_cpu(), name,
+                    ": expected one int64 number on the CPU, got ", tensor.numel(), " of ",
+                    type_name(tensor.scalar_type()), " on ", tensor.device());
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key,
+                                                          const at::Tensor& value, const at::Tensor& order,
+                                                          const PassOptions& options, int threads) {
   std::optional<Pass> pass;
   ForwardTensors tensors;
   Device device;
@@ -20,10 +31,12 @@ ForwardResult forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& 
     device = kernels_for(query, threads);
     pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
     pass->describe(header);
+    if (order.defined()) check_number(order, "order");
     tensors = allocate_forward(*pass, with_unit_stride(query), with_unit_stride(key), with_unit_stride(value));
   });
   at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors);
-  return {tensors.out, tensors.lse, kept, agreement.call()};
+  if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement.call();
+  return {tensors.out, tensors.lse, kept};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const SavedForBackward& saved,
@@ -36,8 +49,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (saved.call.defined()) {
-      TORCH_CHECK_VALUE(saved.call.numel() == 1 && saved.call.scalar_type() == at::kLong && saved.call.is_cpu(),
-                        "call: expected one int64 number on the CPU, as ring_forward returns it");
+      check_number(saved.call, "call");
       header.set(Field::forward_call, saved.call.item<std::int64_t>());
     }
     const at::IntArrayRef shape = saved.query.sizes(), row_shape = shape.slice(0, 3);
@@ -76,17 +88,16 @@ std::optional<std::vector<std::int64_t>> numbers(at::OptionalIntArrayRef list) {
   return list ? std::optional(list->vec()) : std::nullopt;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward_op(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& /*order*/,
-    std::string group, std::string layout, std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len,
-    bool is_causal, at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens,
-    std::optional<double> scale, bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& order, std::string group,
+    std::string layout, std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len, bool is_causal,
+    at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale,
+    bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
   Ring ring = Ring::of_group(group);
-  ForwardResult result = forward_on(ring, query, key, value,
-                                    {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale,
-                                     enable_gqa, deterministic, flags(needs_grad)},
-                                    at::get_num_threads());
-  return {result.out, result.lse, result.kept, at::full({1}, result.call, at::kLong)};
+  return forward_on(ring, query, key, value, order,
+                    {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale, enable_gqa,
+                     deterministic, flags(needs_grad)},
+                    at::get_num_threads());
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
@@ -103,7 +114,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
                      at::get_num_threads());
 }
 
-void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reason) {
+void refuse_op(const at::Tensor& order, std::string group, std::string reason) {
   Ring ring = Ring::of_group(group);
   if (ring.world_size == 1) return;
   try {

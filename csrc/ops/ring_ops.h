@@ -11,16 +11,13 @@ namespace ringattn {
 struct SavedForBackward {
   at::Tensor query, key, value, out, lse, kept, grad_out;
   std::optional<at::Tensor> grad_lse;
-  at::Tensor call;  // what ring_forward returned; undefined for virtual ranks
+  at::Tensor call;  // what ring_forward wrote to `order`; undefined for virtual ranks
 };
 
-struct ForwardResult {
-  at::Tensor out, lse, kept;
-  std::int64_t call;  // its number on the group
-};
-
-ForwardResult forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                         const PassOptions& options, int threads);
+// -> out, lse, kept. The number of the call on the group is written to `order`, unless that is undefined.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key,
+                                                          const at::Tensor& value, const at::Tensor& order,
+                                                          const PassOptions& options, int threads);
 
 // -> gradients of query, key and value; empty [0] where not wanted.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const SavedForBackward& saved,

@@ -1,9 +1,9 @@
 // The schemas of torch.ops.ringattn. Shapes: query [B, Hq, S, D]; key, value [B, Hkv, S, D] with S this rank's tokens.
 //
-// Ring operators take a group by name ("" is a ring of one) and a one-element tensor `order`, which they declare to
-// write although they leave it alone: it is what makes a compiler keep ring calls in program order, and keep those
-// whose results nobody uses, on every rank alike. They are not differentiable; ring_backward is what the autograd
-// functions of the Python package call.
+// Ring operators take a group by name ("" is a ring of one) and a one-element int64 CPU tensor `order`, which they all
+// declare to write and into which ring_forward writes the number of its call on the group. A compiler that is given the
+// same tensor for all ring calls therefore keeps them in program order, also those whose results nobody uses, on every
+// rank alike. The operators are not differentiable; ring_backward is what the autograd function in Python calls.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -20,12 +20,12 @@ TORCH_LIBRARY(ringattn, m) {
   const auto define = [&m](const std::string& schema) { m.def(schema.c_str()); };
 
   // -> out as query; lse [B, Hq, S], natural log, in float64 for float64 inputs and else float32; kept: the packed keys
-  // and values on which the pass ended, empty in a ring of one; call [1] int64 on the CPU: the number of this call on
-  // the group, by which ring_backward knows that all ranks mean the same pass. needs_grad: query, key, value.
+  // and values on which the pass ended, for ring_backward; empty in a ring of one. needs_grad: query, key, value.
   define("ring_forward(Tensor query, Tensor key, Tensor value, Tensor(a!) order, " + place + ", " + options +
-         ") -> (Tensor out, Tensor lse, Tensor kept, Tensor call)");
+         ") -> (Tensor out, Tensor lse, Tensor kept)");
 
-  // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None.
+  // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None. call: what
+  // ring_forward wrote to its `order`; the ranks compare it, so that all mean the same pass.
   define("ring_backward(" + saved + ", Tensor call, Tensor(a!) order, " + place + ", " + options + ") -> " + gradients);
 
   // The same with whole tensors, P virtual ranks in this process; kept is [P, elements].

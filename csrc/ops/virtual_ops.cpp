@@ -101,12 +101,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
   at::Tensor kept = at::empty({P, P == 1 ? 0 : packed_size(pass, 2)}, key.options());
   run_virtual_ranks(P, [&](Ring& ring, int threads) {
     const Segments own = pass.query_layout.segments(ring.rank), own_keys = pass.key_layout.segments(ring.rank);
-    const ForwardResult result =
+    const auto [rank_out, rank_lse, rank_kept] =
         forward_on(ring, take_segments(query, kTokenDim, own), take_segments(key, kTokenDim, own_keys),
-                   take_segments(value, kTokenDim, own_keys), options, threads);
-    put_segments(out, kTokenDim, own, result.out);
-    put_segments(lse, kTokenDim, own, result.lse);
-    kept[ring.rank].copy_(result.kept);
+                   take_segments(value, kTokenDim, own_keys), {}, options, threads);
+    put_segments(out, kTokenDim, own, rank_out);
+    put_segments(lse, kTokenDim, own, rank_lse);
+    kept[ring.rank].copy_(rank_kept);
   });
   return {out, lse, kept};
 }

@@ -40,8 +40,10 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, place: _Place, options: _Options) -> Any:
         if place.world_size is None:
-            where = (order(), place.group, place.layout, place.seq_len, place.key_seq_len)
-            out, lse, kept, call = torch.ops.ringattn.ring_forward(query, key, value, *where, *options)
+            number = order()
+            where = (number, place.group, place.layout, place.seq_len, place.key_seq_len)
+            out, lse, kept = torch.ops.ringattn.ring_forward(query, key, value, *where, *options)
+            call = number.clone()
         else:
             call = None
             out, lse, kept = torch.ops.ringattn.virtual_ring_forward(

@@ -27,8 +27,12 @@ _ORDER = torch.zeros(1, dtype=torch.int64)
 
 
 def order() -> Tensor:
-    """The tensor that every ring operator declares to write: it keeps ring calls in program order in compiled code."""
-    return _ORDER
+    """A tensor for a ring operator to write its call number to.
+
+    In compiled code it is the same for all calls, which keeps them in program order. Otherwise it is a new one, so that
+    threads in calls on different groups have nothing in common.
+    """
+    return _ORDER if torch.compiler.is_compiling() else torch.zeros(1, dtype=torch.int64)
 
 
 def ring_call(group: str, function: Callable[[], _T]) -> _T:
@@ -54,7 +58,7 @@ def ring_call(group: str, function: Callable[[], _T]) -> _T:
 
 def _refuse(group: str, reason: str) -> None:
     with contextlib.suppress(RuntimeError):  # the caller raises the reason itself, whether or not the others hear of it
-        torch.ops.ringattn.refuse(_ORDER, group, reason)
+        torch.ops.ringattn.refuse(order(), group, reason)
 
 
 # --- fake kernels ---------------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ def _(query, key, value, order, group, layout, seq_len, key_seq_len, is_causal, 
         same = key.shape[-2] == query.shape[-2]
         key_seq_len = seq_len if seq_len is not None and same else key.shape[-2] * P
     kept = key.new_empty(_kept_size(key, P, layout, key_seq_len))
-    return _rows_like(query), _lse_like(query), kept, torch.empty(1, dtype=torch.int64)
+    return _rows_like(query), _lse_like(query), kept
 
 
 @torch.library.register_fake("ringattn::virtual_ring_forward")
