@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "core/error.h"
 #include "core/layout.h"
 #include "core/mask.h"
 #include "core/schedule.h"
@@ -185,4 +186,5 @@ PYBIND11_MODULE(_C, m) {
   bind_layout(m);
   bind_mask(m);
   bind_schedule(m);
+  m.attr("RING_ERROR_PREFIX") = RingError::kPrefix;
 }

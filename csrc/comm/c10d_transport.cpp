@@ -2,6 +2,8 @@
 // message (gloo, whose own thread moves the bytes while the caller computes).
 #include "comm/c10d_transport.h"
 
+#include <c10/util/Exception.h>
+
 #include <optional>
 #include <string>
 #include <utility>
@@ -80,6 +82,7 @@ class C10dTransport final : public Transport {
     for (const at::Device& device : devices) {
       if (device.is_cpu()) return device;
     }
+    TORCH_CHECK(!devices.empty(), "the process group has no backend");
     return devices.front();
   }
 
@@ -88,8 +91,8 @@ class C10dTransport final : public Transport {
     std::vector<Pending> pending;
     std::vector<at::Tensor> tensors;
     std::string what = "the exchange";
+    std::optional<at::DeviceType> coalesced;
     try {
-      std::optional<at::DeviceType> coalesced;
       const auto post_all = [&](const std::vector<Message>& messages, bool send) {
         int tag = kTag;
         for (const Message& message : messages) {
@@ -109,9 +112,13 @@ class C10dTransport final : public Transport {
       };
       post_all(sends, true);
       post_all(receives, false);
-      if (coalesced) pending.push_back({group_->endCoalescing(*coalesced), "the exchange"});
+      close_coalescing(coalesced, pending);
     } catch (const std::exception& error) {
       const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+      try {
+        close_coalescing(coalesced, pending);
+      } catch (const std::exception&) {  // the first error is the one to report
+      }
       C10dExchange(std::move(pending), std::move(tensors));  // ends what was posted
       fail(what, torch_error != nullptr ? torch_error->what_without_backtrace() : error.what());
     }
@@ -119,6 +126,12 @@ class C10dTransport final : public Transport {
   }
 
  private:
+  void close_coalescing(std::optional<at::DeviceType>& coalesced, std::vector<Pending>& pending) {
+    if (!coalesced) return;
+    const at::DeviceType device = *std::exchange(coalesced, std::nullopt);
+    pending.push_back({group_->endCoalescing(device), "the exchange"});
+  }
+
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 

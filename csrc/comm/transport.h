@@ -1,7 +1,7 @@
 // Transport: how the ranks of one ring exchange tensors. The ring loops know nothing else about communication.
 //
 // An exchange is a set of sends and receives posted together and waited for together, so that no order of ranks can
-// deadlock. Both sides must agree on the bytes of every message beforehand: the header sees to that (handshake.h).
+// deadlock. Both sides must agree on the bytes of every message beforehand: the headers see to that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ struct Message {
 };
 
 // An exchange under way. The tensors are kept alive and must not be written (sends) or touched (receives) before
-// wait() returns. Destroying an exchange that was not waited for aborts or drains it first.
+// wait() returns. One that is destroyed without having been waited for has failed: what is in flight is ended first.
 class Exchange {
  public:
   virtual ~Exchange() = default;

@@ -91,12 +91,24 @@ constexpr Description kFields[] = {
     {"dim", number},
     {"the number of elements before dim", number},
     {"the number of elements after dim", number},
+    {"the hash of the sizes other than dim", hexadecimal},
 };
 static_assert(std::size(kFields) == static_cast<std::size_t>(Field::count));
 
 std::string value_text(const CallHeader& header, int field) {
   const std::int64_t value = header.fields[field];
   return value == CallHeader::kUnset ? "none" : kFields[field].text(value);
+}
+
+template <typename Number>
+std::int64_t hash_of(const std::vector<Number>& numbers) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const Number value : numbers) {
+    for (std::size_t byte = 0; byte < sizeof(Number); ++byte) {
+      hash = (hash ^ (static_cast<std::uint64_t>(value) >> 8 * byte & 0xff)) * 0x100000001b3;
+    }
+  }
+  return static_cast<std::int64_t>(hash);
 }
 
 }  // namespace
@@ -126,15 +138,8 @@ void CallHeader::refuse(const std::string& text) {
   std::memcpy(reason, text.data(), length);
 }
 
-std::int64_t document_hash(const std::vector<std::int32_t>& bounds) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const std::int32_t bound : bounds) {
-    for (int shift = 0; shift < 32; shift += 8) {
-      hash = (hash ^ (static_cast<std::uint32_t>(bound) >> shift & 0xff)) * 0x100000001b3;
-    }
-  }
-  return static_cast<std::int64_t>(hash);
-}
+std::int64_t document_hash(const std::vector<std::int32_t>& bounds) { return hash_of(bounds); }
+std::int64_t sizes_hash(const std::vector<std::int64_t>& sizes) { return hash_of(sizes); }
 
 std::string verdict(const std::vector<CallHeader>& headers) {
   for (std::size_t rank = 0; rank < headers.size(); ++rank) {

@@ -37,7 +37,8 @@ enum class Field : int {
   gather_dim,
   gather_outer,
   gather_inner,
-  count  // not a field
+  gather_sizes,  // a hash
+  count          // not a field
 };
 
 struct CallHeader {
@@ -58,8 +59,9 @@ struct CallHeader {
 // The name of a c10::ScalarType as torch's users know it ("float32"); empty for rarer ones.
 std::string dtype_name(std::int64_t scalar_type);
 
-// A hash of the document bounds, the same on every machine (FNV-1a over little-endian 32-bit numbers).
+// Hashes, the same on every machine (FNV-1a over little-endian numbers).
 std::int64_t document_hash(const std::vector<std::int32_t>& bounds);
+std::int64_t sizes_hash(const std::vector<std::int64_t>& sizes);
 
 // What is wrong with a set of headers, one per rank: a refusal first, else the first field on which two ranks differ,
 // with both values. Empty if nothing is. Every rank that looks at the same headers gets the same text.

@@ -100,14 +100,17 @@ void delta(const BlockArgs& args, const Launch& launch) {
   });
 }
 
-#define RINGATTN_INSTANTIATE(T)                               \
-  template void finalize<T>(const BlockArgs&, const Launch&); \
-  template void merge<T>(const BlockArgs&, const Launch&);    \
-  template void delta<T>(const BlockArgs&, const Launch&);
-RINGATTN_INSTANTIATE(double)
-RINGATTN_INSTANTIATE(float)
-RINGATTN_INSTANTIATE(BFloat16)
-RINGATTN_INSTANTIATE(Float16)
-#undef RINGATTN_INSTANTIATE
+template void finalize<double>(const BlockArgs&, const Launch&);
+template void finalize<float>(const BlockArgs&, const Launch&);
+template void finalize<BFloat16>(const BlockArgs&, const Launch&);
+template void finalize<Float16>(const BlockArgs&, const Launch&);
+template void merge<double>(const BlockArgs&, const Launch&);
+template void merge<float>(const BlockArgs&, const Launch&);
+template void merge<BFloat16>(const BlockArgs&, const Launch&);
+template void merge<Float16>(const BlockArgs&, const Launch&);
+template void delta<double>(const BlockArgs&, const Launch&);
+template void delta<float>(const BlockArgs&, const Launch&);
+template void delta<BFloat16>(const BlockArgs&, const Launch&);
+template void delta<Float16>(const BlockArgs&, const Launch&);
 
 }  // namespace ringattn::cpu

@@ -25,8 +25,9 @@ inline std::vector<Tile> make_tiles(const Segments& segments, std::int32_t size)
   std::vector<Tile> tiles;
   std::int64_t row = 0;
   for (const Segment& segment : segments) {
-    for (std::int32_t offset = 0; offset < segment.length; offset += size) {
-      tiles.push_back({segment.part(offset, std::min(size, segment.length - offset)), row + offset});
+    for (std::int64_t offset = 0; offset < segment.length; offset += size) {
+      const std::int32_t first = static_cast<std::int32_t>(offset);
+      tiles.push_back({segment.part(first, std::min(size, segment.length - first)), row + offset});
     }
     row += segment.length;
   }

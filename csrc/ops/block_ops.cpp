@@ -2,6 +2,8 @@
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "ops/checks.h"
 #include "ops/device.h"
 
@@ -16,10 +18,12 @@ Segments check_segments(at::IntArrayRef numbers, const char* name, std::int64_t 
   std::int64_t total = 0;
   for (std::size_t i = 0; i < numbers.size(); i += 3) {
     const std::int64_t start = numbers[i], stride = numbers[i + 1], length = numbers[i + 2];
-    TORCH_CHECK_VALUE(start >= 0 && stride > 0 && length >= 0 && length <= seq_len && stride <= INT32_MAX &&
-                          (length == 0 || start + stride * (length - 1) < seq_len),
-                      name, ": expected positions from 0 to ", seq_len - 1, ", got start ", start, ", stride ", stride,
-                      ", length ", length);
+    // No sum here can overflow: start < seq_len < 2^31, and the last position is compared by a division.
+    const bool inside = start >= 0 && start < std::max<std::int64_t>(seq_len, 1) && stride > 0 && stride <= INT32_MAX &&
+                        length >= 0 && (length <= 1 || length - 1 <= (seq_len - 1 - start) / stride) &&
+                        (length == 0 || start < seq_len);
+    TORCH_CHECK_VALUE(inside, name, ": expected positions from 0 to ", seq_len - 1, ", got start ", start, ", stride ",
+                      stride, ", length ", length);
     total += length;
     if (length == 0) continue;
     segments.items[segments.count++] = {static_cast<std::int32_t>(start), static_cast<std::int32_t>(stride),
@@ -60,8 +64,6 @@ BlockArgs check_block(const at::Tensor& query, const at::Tensor& key, const at::
   args.mask = check_mask(options.is_causal, window, options.cu_seqlens, options.key_seq_len, bounds);
   return args;
 }
-
-at::ScalarType accumulation_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
 void check_device(const at::Tensor& tensor, const char* name, const at::Tensor& like) {
   TORCH_CHECK_VALUE(tensor.device() == like.device(), name, ": expected device ", like.device(), ", got ",

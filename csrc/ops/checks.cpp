@@ -143,7 +143,7 @@ Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   Pass pass;
   pass.dtype = check_dtype(query, "query");
   pass.input_type = query.scalar_type();
-  pass.accumulation_type = pass.dtype == DType::float64 ? at::kDouble : at::kFloat;
+  pass.accumulation_type = accumulation_type(pass.input_type);
   check_dimensions(query, "query");
   check_dimensions(key, "key");
   check_dimensions(value, "value");
@@ -179,6 +179,28 @@ Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   pass.needs_grad_key = options.needs_grad[1];
   pass.needs_grad_value = options.needs_grad[2];
   return pass;
+}
+
+at::ScalarType accumulation_type(at::ScalarType input_type) {
+  return input_type == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+PassOptions pass_options(std::string layout, std::optional<std::int64_t> seq_len,
+                         std::optional<std::int64_t> key_seq_len, bool is_causal, at::OptionalIntArrayRef window,
+                         const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale, bool enable_gqa,
+                         bool deterministic, const c10::List<bool>& needs_grad) {
+  PassOptions options;
+  options.layout = std::move(layout);
+  options.seq_len = seq_len;
+  options.key_seq_len = key_seq_len;
+  options.is_causal = is_causal;
+  if (window) options.window = window->vec();
+  options.cu_seqlens = cu_seqlens;
+  options.scale = scale;
+  options.enable_gqa = enable_gqa;
+  options.deterministic = deterministic;
+  options.needs_grad = {needs_grad.begin(), needs_grad.end()};
+  return options;
 }
 
 at::Tensor with_unit_stride(const at::Tensor& tensor) {

@@ -3,6 +3,7 @@
 // argument, what came and what was expected.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -27,6 +28,11 @@ struct PassOptions {
   bool deterministic = true;
   std::vector<bool> needs_grad;  // query, key, value
 };
+
+PassOptions pass_options(std::string layout, std::optional<std::int64_t> seq_len,
+                         std::optional<std::int64_t> key_seq_len, bool is_causal, at::OptionalIntArrayRef window,
+                         const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale, bool enable_gqa,
+                         bool deterministic, const c10::List<bool>& needs_grad);
 
 // Who holds the tensors: one rank of a ring, or one process for all virtual ranks (whole tensors).
 struct Holder {
@@ -55,6 +61,9 @@ double check_scale(std::optional<double> scale, std::int64_t head_dim, at::Scala
 std::string type_name(at::ScalarType type);
 
 DType check_dtype(const at::Tensor& tensor, const char* name);
+
+// The type of scores, statistics and sums for an input type.
+at::ScalarType accumulation_type(at::ScalarType input_type);
 
 // Runs `function`, turning the std::invalid_argument of core into a ValueError.
 template <typename Function>

@@ -8,6 +8,8 @@
 #include "ops/device.h"
 #include "ops/groups.h"
 #include "ops/ring_ops.h"
+#include "ring/backward.h"
+#include "ring/forward.h"
 
 namespace ringattn {
 
@@ -32,7 +34,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
     pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (order.defined()) check_number(order, "order");
-    tensors = allocate_forward(*pass, with_unit_stride(query), with_unit_stride(key), with_unit_stride(value));
+    tensors =
+        allocate_forward(*pass, ring.rank, with_unit_stride(query), with_unit_stride(key), with_unit_stride(value));
   });
   at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors);
   if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement.call();
@@ -48,9 +51,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     device = kernels_for(saved.query, threads);
     pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
     pass->describe(header);
-    if (saved.call.defined()) {
-      check_number(saved.call, "call");
-      header.set(Field::forward_call, saved.call.item<std::int64_t>());
+    if (saved.forward_call.defined()) {
+      check_number(saved.forward_call, "forward_call");
+      header.set(Field::forward_call, saved.forward_call.item<std::int64_t>());
     }
     const at::IntArrayRef shape = saved.query.sizes(), row_shape = shape.slice(0, 3);
     check_shape(saved.grad_out, "grad_out", shape);
@@ -73,7 +76,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     tensors.grad_out = with_unit_stride(saved.grad_out);
     tensors.lse = saved.lse.contiguous();
     tensors.kept = saved.kept.contiguous();
-    allocate_backward(*pass, tensors);
+    allocate_backward(*pass, ring.rank, tensors);
   });
   ring_backward(*pass, ring.rank, ring.transport.get(), device, tensors);
   const auto or_empty = [&](const at::Tensor& t) { return t.defined() ? t : at::empty({0}, saved.query.options()); };
@@ -82,12 +85,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
 
 namespace {
 
-std::vector<bool> flags(const c10::List<bool>& list) { return {list.begin(), list.end()}; }
-
-std::optional<std::vector<std::int64_t>> numbers(at::OptionalIntArrayRef list) {
-  return list ? std::optional(list->vec()) : std::nullopt;
-}
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& order, std::string group,
     std::string layout, std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len, bool is_causal,
@@ -95,22 +92,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
     bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
   Ring ring = Ring::of_group(group);
   return forward_on(ring, query, key, value, order,
-                    {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale, enable_gqa,
-                     deterministic, flags(needs_grad)},
+                    pass_options(layout, seq_len, key_seq_len, is_causal, window, cu_seqlens, scale, enable_gqa,
+                                 deterministic, needs_grad),
                     at::get_num_threads());
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
     const at::Tensor& grad_out, const std::optional<at::Tensor>& grad_lse, const at::Tensor& query,
     const at::Tensor& key, const at::Tensor& value, const at::Tensor& out, const at::Tensor& lse,
-    const at::Tensor& kept, const at::Tensor& call, const at::Tensor& /*order*/, std::string group, std::string layout,
-    std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len, bool is_causal,
+    const at::Tensor& kept, const at::Tensor& forward_call, const at::Tensor& /*order*/, std::string group,
+    std::string layout, std::optional<std::int64_t> seq_len, std::optional<std::int64_t> key_seq_len, bool is_causal,
     at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale,
     bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
   Ring ring = Ring::of_group(group);
-  return backward_on(ring, {query, key, value, out, lse, kept, grad_out, grad_lse, call},
-                     {layout, seq_len, key_seq_len, is_causal, numbers(window), cu_seqlens, scale, enable_gqa,
-                      deterministic, flags(needs_grad)},
+  return backward_on(ring, {query, key, value, out, lse, kept, grad_out, grad_lse, forward_call},
+                     pass_options(layout, seq_len, key_seq_len, is_causal, window, cu_seqlens, scale, enable_gqa,
+                                  deterministic, needs_grad),
                      at::get_num_threads());
 }
 

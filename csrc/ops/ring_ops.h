@@ -11,7 +11,7 @@ namespace ringattn {
 struct SavedForBackward {
   at::Tensor query, key, value, out, lse, kept, grad_out;
   std::optional<at::Tensor> grad_lse;
-  at::Tensor call;  // what ring_forward wrote to `order`; undefined for virtual ranks
+  at::Tensor forward_call;  // what ring_forward wrote to `order`; undefined for virtual ranks
 };
 
 // -> out, lse, kept. The number of the call on the group is written to `order`, unless that is undefined.

@@ -24,9 +24,10 @@ TORCH_LIBRARY(ringattn, m) {
   define("ring_forward(Tensor query, Tensor key, Tensor value, Tensor(a!) order, " + place + ", " + options +
          ") -> (Tensor out, Tensor lse, Tensor kept)");
 
-  // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None. call: what
-  // ring_forward wrote to its `order`; the ranks compare it, so that all mean the same pass.
-  define("ring_backward(" + saved + ", Tensor call, Tensor(a!) order, " + place + ", " + options + ") -> " + gradients);
+  // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None.
+  // forward_call: what ring_forward wrote to its `order`; the ranks compare it, so that all mean the same pass.
+  define("ring_backward(" + saved + ", Tensor forward_call, Tensor(a!) order, " + place + ", " + options + ") -> " +
+         gradients);
 
   // The same with whole tensors, P virtual ranks in this process; kept is [P, elements].
   define("virtual_ring_forward(Tensor query, Tensor key, Tensor value, " + virtual_place + ", " + options +
@@ -80,13 +81,14 @@ TORCH_LIBRARY(ringattn, m) {
 // Not differentiable: asking for a gradient through an operator raises instead of giving none.
 TORCH_LIBRARY_IMPL(ringattn, Autograd, m) {
   for (const char* name : {"ring_forward", "ring_backward", "virtual_ring_forward", "virtual_ring_backward", "shard",
-                           "gather", "block_forward_", "block_backward_", "delta", "merge_", "finalize"}) {
+                           "gather", "refuse", "block_forward_", "block_backward_", "delta", "merge_", "finalize"}) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }
 
 TORCH_LIBRARY_IMPL(ringattn, ADInplaceOrView, m) {
-  for (const char* name : {"ring_forward", "ring_backward", "gather", "block_forward_", "block_backward_", "merge_"}) {
+  for (const char* name :
+       {"ring_forward", "ring_backward", "gather", "refuse", "block_forward_", "block_backward_", "merge_"}) {
     m.impl(name, torch::autograd::autogradNotImplementedInplaceOrViewFallback());
   }
 }

@@ -5,6 +5,7 @@
 
 #include "ops/checks.h"
 #include "ops/groups.h"
+#include "ring/gather.h"
 
 namespace ringattn {
 namespace {
@@ -25,18 +26,18 @@ at::Tensor shard_op(const at::Tensor& whole, std::int64_t dim, std::string group
 }
 
 at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::int64_t dim, std::string group,
-                     std::string layout_name_, std::optional<std::int64_t> seq_len) {
+                     std::string layout_text, std::optional<std::int64_t> seq_len) {
   Ring ring = Ring::of_group(group);
   std::optional<Layout> layout;
-  at::Tensor whole;
+  GatherTensors tensors;
   const Agreement agreement(ring, Op::gather, [&](CallHeader& header) {
     dim = check_dim(part, "x", dim);
-    const LayoutKind kind = as_value_error([&] { return parse_layout(layout_name_); });
+    const LayoutKind kind = as_value_error([&] { return parse_layout(layout_text); });
     const std::int64_t total = seq_len.value_or(part.size(dim) * ring.world_size);
     layout = as_value_error([&] { return Layout(kind, ring.world_size, total); });
     const std::int64_t expected = layout->length(ring.rank);
     TORCH_CHECK_VALUE(part.size(dim) == expected, "x: expected ", expected, " tokens along dim ", dim, " on rank ",
-                      ring.rank, " of ", ring.world_size, " (layout '", layout_name_, "', seq_len ", total, "), got ",
+                      ring.rank, " of ", ring.world_size, " (layout '", layout_text, "', seq_len ", total, "), got ",
                       part.size(dim));
     const at::IntArrayRef sizes = part.sizes();
     header.set(Field::dtype, std::int64_t{static_cast<int>(part.scalar_type())});
@@ -45,11 +46,13 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
     header.set(Field::gather_dim, dim);
     header.set(Field::gather_outer, c10::multiply_integers(sizes.slice(0, dim)));
     header.set(Field::gather_inner, c10::multiply_integers(sizes.slice(dim + 1)));
-    std::vector<std::int64_t> shape = sizes.vec();
-    shape[dim] = total;
-    whole = at::empty(shape, part.options());
+    std::vector<std::int64_t> others = sizes.vec();
+    others.erase(others.begin() + dim);
+    header.set(Field::gather_sizes, sizes_hash(others));
+    tensors = allocate_gather(*layout, part, dim);
   });
-  return ring_gather(*layout, ring.rank, ring.transport.get(), part, dim, whole);
+  ring_gather(*layout, ring.rank, ring.transport.get(), part, dim, tensors);
+  return tensors.whole;
 }
 
 }  // namespace

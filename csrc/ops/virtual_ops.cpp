@@ -5,6 +5,10 @@
 #include <ATen/ThreadLocalState.h>
 #include <torch/library.h>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <algorithm>
 #include <exception>
 #include <thread>
@@ -12,11 +16,20 @@
 #include "comm/loopback_transport.h"
 #include "core/error.h"
 #include "ops/ring_ops.h"
+#include "ring/gather.h"
 
 namespace ringattn {
 namespace {
 
 constexpr std::int64_t kTokenDim = 2;
+
+// Gives this thread, which is a virtual rank, its share of the process's threads also in torch's own operators.
+void limit_threads([[maybe_unused]] int threads) {
+#ifdef _OPENMP
+  at::get_num_threads();  // torch sets the thread's number when it is first asked; after that it is ours
+  omp_set_num_threads(threads);
+#endif
+}
 
 // Runs body(ring, threads) as every virtual rank. The first failure in rank order that is not a mere echo of another
 // rank's failure goes on.
@@ -27,24 +40,35 @@ void run_virtual_ranks(int world_size, Body body) {
   const at::ThreadLocalState caller;
   std::vector<std::exception_ptr> failures(world_size);
   const auto run = [&](int rank) {
-    const at::ThreadLocalStateGuard guard(caller);
-    Ring ring;
-    ring.rank = rank;
-    ring.world_size = world_size;
-    if (world_size > 1) ring.transport = hub.transport(rank);
     try {
+      const at::ThreadLocalStateGuard guard(caller);
+      Ring ring;
+      ring.rank = rank;
+      ring.world_size = world_size;
+      if (world_size > 1) {
+        ring.transport = hub.transport(rank);
+        limit_threads(threads);
+      }
       body(ring, threads);
     } catch (...) {
       failures[rank] = std::current_exception();
       hub.abort("virtual rank " + std::to_string(rank) + " failed");
     }
   };
+  std::string no_thread;
   if (world_size == 1) {
     run(0);
   } else {
     std::vector<std::jthread> ranks;
-    for (int rank = 0; rank < world_size; ++rank) ranks.emplace_back(run, rank);
+    try {
+      for (int rank = 0; rank < world_size; ++rank) ranks.emplace_back(run, rank);
+    } catch (const std::exception& error) {
+      no_thread = "no thread for virtual rank " + std::to_string(ranks.size()) + ": " + error.what();
+      hub.abort(no_thread);
+    }
   }
+
+  if (!no_thread.empty()) throw RingError(no_thread);
 
   std::exception_ptr echo;
   for (const std::exception_ptr& failure : failures) {
@@ -56,21 +80,6 @@ void run_virtual_ranks(int world_size, Body body) {
     }
   }
   if (echo) std::rethrow_exception(echo);
-}
-
-PassOptions virtual_options(std::string layout, bool is_causal, at::OptionalIntArrayRef window,
-                            const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale, bool enable_gqa,
-                            bool deterministic, const c10::List<bool>& needs_grad) {
-  PassOptions options;
-  options.layout = std::move(layout);
-  options.is_causal = is_causal;
-  if (window) options.window = window->vec();
-  options.cu_seqlens = cu_seqlens;
-  options.scale = scale;
-  options.enable_gqa = enable_gqa;
-  options.deterministic = deterministic;
-  options.needs_grad = {needs_grad.begin(), needs_grad.end()};
-  return options;
 }
 
 int check_world_size(std::int64_t world_size) {
@@ -92,8 +101,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
     std::string layout, bool is_causal, at::OptionalIntArrayRef window, const std::optional<at::Tensor>& cu_seqlens,
     std::optional<double> scale, bool enable_gqa, bool deterministic, c10::List<bool> needs_grad) {
   const int P = check_world_size(world_size);
-  PassOptions options =
-      virtual_options(std::move(layout), is_causal, window, cu_seqlens, scale, enable_gqa, deterministic, needs_grad);
+  PassOptions options = pass_options(std::move(layout), std::nullopt, std::nullopt, is_causal, window, cu_seqlens,
+                                     scale, enable_gqa, deterministic, needs_grad);
   const Pass pass = check_whole(query, key, value, options, P);
 
   at::Tensor out = empty_rows_like(query, pass.input_type);
@@ -118,8 +127,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
     const std::optional<at::Tensor>& cu_seqlens, std::optional<double> scale, bool enable_gqa, bool deterministic,
     c10::List<bool> needs_grad) {
   const int P = check_world_size(world_size);
-  PassOptions options =
-      virtual_options(std::move(layout), is_causal, window, cu_seqlens, scale, enable_gqa, deterministic, needs_grad);
+  PassOptions options = pass_options(std::move(layout), std::nullopt, std::nullopt, is_causal, window, cu_seqlens,
+                                     scale, enable_gqa, deterministic, needs_grad);
   const Pass pass = check_whole(query, key, value, options, P);
   check_shape(grad_out, "grad_out", query.sizes());
   check_shape(out, "out", query.sizes());

@@ -3,8 +3,9 @@
 // It turns the other way round: blocks go from rank i to rank i-1. At step t rank i works on block i-R+t (mod P). The
 // first of these is the block on which its forward pass ended; it was kept, and is copied into buffer 0, because the
 // kept one must survive for another backward pass over the same graph. The last is its own; keys and values of it are
-// here, so they are packed into the buffer and not sent, and blocks make R-1 hops. Every block the kernel reads thus
-// lies in one of two buffers, and a ring of two takes the same memory as a ring of many.
+// here, so they are packed into the buffer and not sent, and blocks make R-1 hops. So every block the kernel reads lies
+// packed in one of two buffers, and a ring of two takes the memory of a ring of many. The price is two copies of a
+// block per pass, which is nothing beside the work on it.
 //
 // dK and dV of a block travel with it, one step behind. At step t rank i
 //   - sends the accumulator of the block of step t-1, complete as far as ranks i, i+1, … go, to rank i-1,
@@ -14,9 +15,9 @@
 // block i arrives at rank i under the compute of step R, so after R hops all are home and no hop was left exposed.
 //
 // dQ stays: the kernels add to one accumulator through all steps. delta is computed once, before the first step.
-#include <ATen/Functions.h>
+#include "ring/backward.h"
 
-#include "ring/pass.h"
+#include <ATen/Functions.h>
 
 namespace ringattn {
 namespace {
@@ -25,10 +26,11 @@ int gradient_parts(const Pass& pass) { return int{pass.needs_grad_key} + int{pas
 
 }  // namespace
 
-void allocate_backward(const Pass& pass, BackwardTensors& tensors) {
+void allocate_backward(const Pass& pass, int rank, BackwardTensors& tensors) {
   const auto accumulators = tensors.query.options().dtype(pass.accumulation_type);
   const bool same_type = pass.input_type == pass.accumulation_type;
-  const bool turns = reach(pass.query_layout, pass.key_layout, pass.mask) > 0;
+  tensors.steps = backward_schedule(pass.query_layout, pass.key_layout, pass.mask, rank);
+  const bool turns = tensors.steps.size() > 1;
 
   tensors.delta = at::empty(tensors.query.sizes().slice(0, 3), accumulators);
   if (pass.needs_grad_query) {
@@ -49,7 +51,6 @@ void allocate_backward(const Pass& pass, BackwardTensors& tensors) {
 }
 
 void ring_backward(const Pass& pass, int rank, Transport* transport, const Device& device, BackwardTensors& tensors) {
-  const auto steps = backward_schedule(pass.query_layout, pass.key_layout, pass.mask, rank);
   const int parts = gradient_parts(pass);
   const auto packed = [&](int buffer, int block) { return PackedBlock(tensors.blocks[buffer], pass, block, 2); };
   const auto gradient = [&](int buffer, int block) {
@@ -80,7 +81,7 @@ void ring_backward(const Pass& pass, int rank, Transport* transport, const Devic
   };
 
   std::vector<at::Tensor> local;
-  for (const BackwardStep& step : steps) {
+  for (const BackwardStep& step : tensors.steps) {
     if (step.read_buffer != kOwnTensors) {
       const PackedBlock block = packed(step.read_buffer, step.block);
       if (step.source == Source::kept) {
@@ -106,15 +107,11 @@ void ring_backward(const Pass& pass, int rank, Transport* transport, const Devic
     local = contribution(step);
     for (at::Tensor& part : local) part.zero_();
     if (step.visibility != Visibility::skip) {
-      args.key_segments = pass.key_layout.segments(step.block);
-      args.Skv = args.key_segments.length();
       if (step.read_buffer == kOwnTensors) {
-        args.key = rows(tensors.key);
-        args.value = rows(tensors.value);
+        set_block(args, pass, step.block, tensors.key, tensors.value);
       } else {
         const PackedBlock block = packed(step.read_buffer, step.block);
-        args.key = rows(block.parts[0]);
-        args.value = rows(block.parts[1]);
+        set_block(args, pass, step.block, block.parts[0], block.parts[1]);
       }
       if (pass.needs_grad_key) args.grad_key = rows(local.front());
       if (pass.needs_grad_value) args.grad_value = rows(local.back());

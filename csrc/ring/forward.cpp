@@ -8,19 +8,20 @@
 // exchange, and its kernel call also turns the state into out and lse. The block of step R is kept for backward.
 //
 // All ranks make the same R hops whatever they compute, so a rank with no work at a step still relays.
-#include <ATen/Functions.h>
+#include "ring/forward.h"
 
-#include "ring/pass.h"
+#include <ATen/Functions.h>
 
 namespace ringattn {
 
-ForwardTensors allocate_forward(const Pass& pass, at::Tensor query, at::Tensor key, at::Tensor value) {
+ForwardTensors allocate_forward(const Pass& pass, int rank, at::Tensor query, at::Tensor key, at::Tensor value) {
   ForwardTensors tensors;
   const auto accumulators = query.options().dtype(pass.accumulation_type);
   const at::IntArrayRef rows_of_query = query.sizes().slice(0, 3);
   tensors.out = empty_rows_like(query, pass.input_type);
   tensors.lse = at::empty(rows_of_query, accumulators);
-  const bool turns = reach(pass.query_layout, pass.key_layout, pass.mask) > 0;
+  tensors.steps = forward_schedule(pass.query_layout, pass.key_layout, pass.mask, rank);
+  const bool turns = tensors.steps.size() > 1;
   if (turns) {
     tensors.o = at::empty(query.sizes(), accumulators);
     tensors.m = at::empty(rows_of_query, accumulators);
@@ -38,7 +39,7 @@ ForwardTensors allocate_forward(const Pass& pass, at::Tensor query, at::Tensor k
 
 at::Tensor ring_forward(const Pass& pass, int rank, Transport* transport, const Device& device,
                         ForwardTensors& tensors) {
-  const auto steps = forward_schedule(pass.query_layout, pass.key_layout, pass.mask, rank);
+  const std::vector<ForwardStep>& steps = tensors.steps;
   const auto packed = [&](int buffer, int block) { return PackedBlock(tensors.blocks[buffer], pass, block, 2); };
 
   if (steps.front().read_buffer != kOwnTensors) {
@@ -66,17 +67,16 @@ at::Tensor ring_forward(const Pass& pass, int rank, Transport* transport, const 
 
     const bool visible = step.visibility != Visibility::skip;
     if (visible || step.finalize) {
-      args.key_segments = visible ? pass.key_layout.segments(step.block) : Segments{};
-      args.Skv = args.key_segments.length();
       args.finalize = step.finalize;
       args.store_state = !step.finalize;
-      if (step.read_buffer == kOwnTensors) {
-        args.key = rows(tensors.key);
-        args.value = rows(tensors.value);
+      if (!visible) {
+        args.key_segments = {};  // nothing to absorb, only to finalize
+        args.Skv = 0;
+      } else if (step.read_buffer == kOwnTensors) {
+        set_block(args, pass, step.block, tensors.key, tensors.value);
       } else {
         const PackedBlock block = packed(step.read_buffer, step.block);
-        args.key = rows(block.parts[0]);
-        args.value = rows(block.parts[1]);
+        set_block(args, pass, step.block, block.parts[0], block.parts[1]);
       }
       device.kernels->forward(args, device.launch);
       args.load_state = true;

@@ -65,4 +65,11 @@ PackedBlock::PackedBlock(const at::Tensor& buffer, const Pass& pass, int block, 
   }
 }
 
+void set_block(BlockArgs& args, const Pass& pass, int block, const at::Tensor& key, const at::Tensor& value) {
+  args.key_segments = pass.key_layout.segments(block);
+  args.Skv = args.key_segments.length();
+  args.key = rows(key);
+  args.value = rows(value);
+}
+
 }  // namespace ringattn

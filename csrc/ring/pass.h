@@ -1,5 +1,5 @@
-// A pass: one forward or backward turn of the ring, checked and ready to run. Nothing here or in the loops is specific
-// to a device: kernels are reached through the table, tensors are packed and added by ATen.
+// A pass: one forward or backward turn of the ring, checked, and what both directions need to run it. Nothing here or
+// in the loops is specific to a device: kernels are reached through the table, tensors are packed and added by ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,6 @@
 #include "core/kernels.h"
 #include "core/layout.h"
 #include "core/mask.h"
-#include "core/schedule.h"
 
 namespace ringattn {
 
@@ -67,51 +66,7 @@ struct PackedBlock {
 
 std::int64_t packed_size(const Pass& pass, int parts);  // elements of a buffer
 
-// --- forward ---
-
-struct ForwardTensors {
-  at::Tensor query, key, value;  // this rank's; last stride 1
-
-  at::Tensor out, lse;
-  at::Tensor o, m, l;                // the carried state; undefined if the ring does not turn
-  at::Tensor blocks[kBlockBuffers];  // undefined in a ring of one; the first alone if the ring does not turn
-};
-
-// Allocates everything a forward pass needs beside its inputs.
-ForwardTensors allocate_forward(const Pass& pass, at::Tensor query, at::Tensor key, at::Tensor value);
-
-// Fills out and lse. Returns the buffer with the block on which the pass ended, which backward starts from; an empty
-// tensor in a ring of one. `transport` may be null in a ring of one.
-at::Tensor ring_forward(const Pass& pass, int rank, Transport* transport, const Device& device,
-                        ForwardTensors& tensors);
-
-// --- backward ---
-
-struct BackwardTensors {
-  at::Tensor query, key, value, out, lse, kept, grad_out;
-  at::Tensor grad_lse;  // undefined: zero
-
-  at::Tensor delta;
-  at::Tensor grad_query, grad_key, grad_value;  // results; undefined if not wanted
-  at::Tensor query_accumulator;                 // the result itself if it has the accumulation type
-  at::Tensor blocks[kBlockBuffers];             // undefined unless the ring turns
-  at::Tensor gradients[kGradientBuffers];       // likewise; the first also where results need a wider accumulator
-};
-
-void allocate_backward(const Pass& pass, BackwardTensors& tensors);
-
-void ring_backward(const Pass& pass, int rank, Transport* transport, const Device& device, BackwardTensors& tensors);
-
-// --- gather ---
-
-// Passes every rank's part round the ring and returns the whole tensor. `part` has this rank's tokens along `dim`.
-at::Tensor ring_gather(const Layout& layout, int rank, Transport* transport, const at::Tensor& part, std::int64_t dim,
-                       at::Tensor whole);
-
-// The part of `whole` that lies at the positions of the segments along `dim`, contiguous.
-at::Tensor take_segments(const at::Tensor& whole, std::int64_t dim, const Segments& segments);
-
-// Writes `part` to the positions of the segments along `dim` of `whole`.
-void put_segments(at::Tensor& whole, std::int64_t dim, const Segments& segments, const at::Tensor& part);
+// The block that the next kernel call works on: its segments and its rows.
+void set_block(BlockArgs& args, const Pass& pass, int block, const at::Tensor& key, const at::Tensor& value);
 
 }  // namespace ringattn

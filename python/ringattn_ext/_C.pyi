@@ -4,6 +4,7 @@ from enum import Enum
 
 OWN_TENSORS: int
 NONE: int
+RING_ERROR_PREFIX: str
 
 class Segment:
     def __init__(self, start: int, stride: int, length: int) -> None: ...

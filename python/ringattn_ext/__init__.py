@@ -9,6 +9,7 @@ from ringattn_ext._load import load
 
 load()  # before anything else: refuses a torch that the library was not built for
 
+from ringattn_ext import _fakes  # noqa: E402, F401  registers them
 from ringattn_ext._attention import ring_attention, virtual_ring_attention  # noqa: E402
 from ringattn_ext._ops import RingError  # noqa: E402
 from ringattn_ext._rotary import rotary  # noqa: E402

@@ -58,17 +58,20 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        query, key, value, out, lse, kept, call, cu_seqlens = ctx.saved_tensors
-        place, options = ctx.place, ctx.options._replace(cu_seqlens=cu_seqlens)
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
-        tensors = (grad_out, grad_lse, query, key, value, out, lse, kept)
-        if place.world_size is None:
-            where = (call, order(), place.group, place.layout, place.seq_len, place.key_seq_len)
-            gradients = ring_call(place.group, lambda: torch.ops.ringattn.ring_backward(*tensors, *where, *options))
-        else:
-            gradients = torch.ops.ringattn.virtual_ring_backward(*tensors, place.world_size, place.layout, *options)
-        wanted = zip(gradients, options.needs_grad, strict=True)
+        place: _Place = ctx.place
+
+        def gradients() -> tuple[Tensor, ...]:
+            # Raises if a saved tensor was changed or freed; in here, so that the other ranks hear of it.
+            query, key, value, out, lse, kept, call, cu_seqlens = ctx.saved_tensors
+            options = ctx.options._replace(cu_seqlens=cu_seqlens)
+            whole_grad = torch.zeros_like(out) if grad_out is None else grad_out
+            tensors = (whole_grad, grad_lse, query, key, value, out, lse, kept)
+            if place.world_size is None:
+                where = (call, order(), place.group, place.layout, place.seq_len, place.key_seq_len)
+                return torch.ops.ringattn.ring_backward(*tensors, *where, *options)
+            return torch.ops.ringattn.virtual_ring_backward(*tensors, place.world_size, place.layout, *options)
+
+        wanted = zip(ring_call(place.group, gradients), ctx.options.needs_grad, strict=True)
         return *[gradient if needed else None for gradient, needed in wanted], None, None
 
 
@@ -92,8 +95,12 @@ def ring_attention(
     """Exact attention over a sequence whose tokens are cut over the ranks of a group.
 
     Each rank passes the queries, keys and values of its own tokens and gets the output of its own queries. Keys and
-    values travel round the ring of ranks; no rank ever holds more than two blocks of them. Every rank of the group must
-    make the call, with the same options, and its backward pass if any rank does.
+    values travel round the ring of ranks. Every rank of the group must make the call, with the same options, and its
+    backward pass if any rank does.
+
+    Memory per rank beside inputs and results, whatever the number of ranks: forward two blocks of keys and values and,
+    in the accumulation type, one output; one of the blocks is kept for backward. Backward two more blocks, three times
+    the gradient of a block and the gradient of the queries in the accumulation type.
 
     Args:
         query: [B, Hq, S_local, D], float64, float32, bfloat16 or float16; 1 <= D <= 256. Any strides; if the last one
@@ -123,7 +130,10 @@ def ring_attention(
     Raises:
         ValueError, TypeError: this rank's arguments are bad. The other ranks raise RingError.
         RingError: ranks disagree about the call, another rank refused its input, or communication failed. After a
-            disagreement or a refusal the group stays usable. In compiled code: a RuntimeError with the same text.
+            disagreement or a refusal the group stays usable. In compiled code: a RuntimeError with the same text; and a
+            rank that fails while it is tracing is not heard by the others, which wait for the group's timeout.
+
+    Compile after torch.distributed is initialised: groups, ranks and sizes are constants of the compiled code.
 
     Source: Liu, Zaharia, Abbeel: Ring Attention with Blockwise Transformers for Near-Infinite Context
     (arXiv:2310.01889); online softmax: Milakov, Gimelshein (arXiv:1805.02867).
@@ -131,7 +141,7 @@ def ring_attention(
     name = group_name(group)
 
     def attend() -> tuple[Tensor, Tensor]:
-        tensors = _tensors(query, key, value, ring=name != "")
+        tensors = _tensors(query, key, value)
         options = _options(tensors, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
         place = _Place(
             name,
@@ -168,26 +178,23 @@ def virtual_ring_attention(
 
     Arguments as for `ring_attention`, with S instead of S_local. Raises ValueError and TypeError for bad arguments.
     """
-    tensors = _tensors(query, key, value, ring=False)
-    options = _options(tensors, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
-    size = integer("world_size", world_size)
-    out, lse = _RingAttention.apply(*tensors, _Place("", text("layout", layout), world_size=size), options)
+
+    def attend() -> tuple[Tensor, Tensor]:
+        tensors = _tensors(query, key, value)
+        options = _options(tensors, is_causal, window, cu_seqlens, scale, enable_gqa, deterministic)
+        place = _Place("", text("layout", layout), world_size=integer("world_size", world_size))
+        return _RingAttention.apply(*tensors, place, options)
+
+    out, lse = ring_call("", attend)
     return (out, lse) if return_lse else out
 
 
-def _tensors(query: object, key: object, value: object, *, ring: bool) -> list[Tensor]:
+def _tensors(query: object, key: object, value: object) -> list[Tensor]:
     """The inputs as scaled_dot_product_attention would take them: under autocast, floating-point ones except float64
     have the autocast dtype."""
     tensors = [tensor("query", query), tensor("key", key), tensor("value", value)]
-    for name, other in (("key", tensors[1]), ("value", tensors[2])):
-        if other.device != tensors[0].device:
-            raise ValueError(f"{name}: expected the device of query, {tensors[0].device}, got {other.device}")
     device = tensors[0].device.type
-    if device == "meta":
-        if ring:
-            raise ValueError("query: expected a device that has data to send round a ring, got meta")
-        return tensors
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors]

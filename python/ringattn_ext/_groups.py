@@ -16,6 +16,8 @@ def group_name(group: object) -> str:
     dimensions.
     """
     if isinstance(group, str):
+        if group == "":
+            raise ValueError("group: expected the name of a group, got an empty string; None is the world group")
         return group
     if group is None:
         if not dist.is_available() or not dist.is_initialized():
@@ -31,6 +33,8 @@ def group_name(group: object) -> str:
                 raise ValueError(
                     f"group: expected a DeviceMesh of one dimension, got {group.ndim}; pick one: mesh['cp']"
                 )
+            if group.get_coordinate() is None:
+                raise ValueError("group: expected a DeviceMesh that this process is in, got one that it is not in")
             return group.get_group().group_name
     raise TypeError(
         "group: expected None, a ProcessGroup, a group name or a one-dimensional DeviceMesh, "

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from ringattn_ext._arguments import real, tensor
 
 
 def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0) -> Tensor:
@@ -20,11 +24,12 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0) -> Tensor:
     Returns:
         As x. Computed in float32 (float64 for float64) and rounded once. Differentiable in x.
 
-    Raises ValueError for an odd D, shapes that do not fit, or a base that is not > 0; TypeError for x that is not
+    Raises ValueError for an odd D, shapes that do not fit, or a base that is not finite and > 0; TypeError for x that is not
     floating point or positions that are not whole numbers.
 
     Source: Su et al.: RoFormer (arXiv:2104.09864), with the halves as in GPT-NeoX.
     """
+    x, positions, base = tensor("x", x), tensor("positions", positions), real("base", base)
     if not x.is_floating_point():
         raise TypeError(f"x: expected a floating-point dtype, got {x.dtype}")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
@@ -36,8 +41,8 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0) -> Tensor:
         raise ValueError(f"x: expected an even last dimension, got {D}")
     if tuple(positions.shape) not in ((S,), (B, S)):
         raise ValueError(f"positions: expected shape [{S}] or [{B}, {S}], got {list(positions.shape)}")
-    if not base > 0:
-        raise ValueError(f"base: expected a number above 0, got {base}")
+    if not (base > 0 and math.isfinite(base)):
+        raise ValueError(f"base: expected a finite number above 0, got {base}")
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
 
     # Angles in float64: float32 has no room for both a large position and its fraction of a turn.

@@ -121,7 +121,7 @@ def positions(
         raise ValueError("group: expected None where rank and world_size are given")
     numbers = (integer("world_size", world_size), integer("seq_len", seq_len), integer("rank", rank))
     runs = [
-        torch.arange(start, start + stride * length, stride, dtype=torch.int64)
+        torch.arange(start, start + stride * length, stride, dtype=torch.int64, device="cpu")
         for start, stride, length in _segments(text("layout", layout), *numbers)
     ]
-    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
+    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64, device="cpu")
