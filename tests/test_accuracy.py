@@ -45,7 +45,7 @@ def test_half_precision_is_no_worse_than_flash(dtype: torch.dtype, name: str) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_the_error_does_not_grow_with_the_ring(dtype: torch.dtype, name: str) -> None:
     case, tensors = prepared(name, dtype)
     exact, terms = dense(tensors, case.mask, case.scale), term_norms(tensors, case.mask, case.scale)

@@ -285,19 +285,14 @@ def test_inputs_are_saved_not_changed(where: str) -> None:
 
 
 def check_documents_are_saved(attend: Callable[..., Tensor], total: int) -> None:
-    """cu_seqlens as it was at the call, or autograd's word that it was changed: never other gradients."""
+    """A change of cu_seqlens between forward and backward is refused, as one of the inputs is."""
     tensors = inputs()
     bounds = torch.tensor([0, 5, total])
     grad = torch.randn_like(tensors[0])
-    expected = torch.autograd.grad(attend(*tensors, cu_seqlens=bounds.clone()), tensors, grad)
     out = attend(*tensors, cu_seqlens=bounds)
     bounds[1] = 9
-    try:
-        got = torch.autograd.grad(out, tensors, grad)
-    except RuntimeError as error:
-        assert "modified by an inplace operation" in str(error)
-    else:
-        assert all_same(got, expected)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out, tensors, grad)
 
 
 @pytest.mark.parametrize("where", WHERE)

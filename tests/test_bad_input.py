@@ -294,7 +294,7 @@ def test_backward_operator(name: str, spoil: Callable, error: Errors, message: s
     out, lse, kept = forward(**tensors, **options)
     call = tensors | options | dict(out=out, lse=lse, kept=kept, grad_out=out.clone(), grad_lse=lse.clone())
     if world_size == 0:
-        call["call"] = options["order"].clone()
+        call["forward_call"] = options["order"].clone()
     backward(**call)
     with pytest.raises(error) as caught:
         backward(**call | {name: spoil(call[name])})

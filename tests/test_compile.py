@@ -7,6 +7,8 @@ from ranks import run_ranks
 from torch.profiler import ProfilerActivity, profile
 
 import ringattn_ext as ra
+from ringattn_ext._C import Layout
+from ringattn_ext._fakes import _kept_size
 
 RING_OPS = ("ringattn::ring_forward", "ringattn::ring_backward", "ringattn::gather")
 
@@ -18,9 +20,9 @@ def _inputs(S: int, Hq: int = 4, Hkv: int = 2, D: int = 16) -> list[torch.Tensor
 
 def _ring_calls(function, *args) -> list[tuple[str, list[int]]]:
     """The ring operators that run in function(*args), in order, with the shape of their first argument."""
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
         function(*args)
-    events = [event for event in session.events() if event.name in RING_OPS]
+    events = [event for event in trace.events() if event.name in RING_OPS]
     events.sort(key=lambda event: event.time_range.start)
     return [(event.name, list(event.input_shapes[0])) for event in events]
 
@@ -150,3 +152,12 @@ def _dead_code(seed: int) -> None:
 @pytest.mark.parametrize("job", [_order_and_survival, _backward_order, _dead_code])
 def test_calls_keep_program_order_on_two_ranks(job):
     run_ranks(2, job, int(torch.randint(1 << 30, ())), timeout=240)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+def test_traced_sizes_are_those_of_the_layout(layout):
+    for P in range(2, 18):
+        for N in (0, 1, P - 1, P, 2 * P, 2 * P + 1, 997):
+            B, Hkv, D = 2, 3, 5
+            key = torch.empty(B, Hkv, 0, D)
+            assert _kept_size(key, P, layout, N) == 2 * B * Hkv * Layout(layout, P, N).capacity * D

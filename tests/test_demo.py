@@ -215,7 +215,7 @@ def test_interrupt_ends_the_ranks(tmp_path: Path) -> None:
         finally:
             demo.kill()
     assert "interrupted" in errors.read_text()
-    deadline = time.monotonic() + 30  # the helper process of multiprocessing ends a moment after its parent
+    deadline = time.monotonic() + 30  # the resource tracker of multiprocessing ends a moment after its parent
     while left := [rank for rank in ranks if Path(f"/proc/{rank}").exists()]:
         assert time.monotonic() < deadline, f"processes {left} are still there"
         time.sleep(0.1)

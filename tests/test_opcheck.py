@@ -97,6 +97,10 @@ def test_blocks(dtype):
     opcheck(OPS.finalize.default, (o, m, l, 0.5, dtype))
 
 
+def test_refuse():
+    opcheck(OPS.refuse.default, (ORDER, "", "no reason"))
+
+
 def test_raw_operators_are_not_differentiable():
     inputs = [tensor.requires_grad_() for tensor in _inputs(5)]
     out, _, _ = OPS.ring_forward(*inputs, ORDER, "", "zigzag", None, None, *_options())

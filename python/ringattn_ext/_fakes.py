@@ -33,7 +33,7 @@ def _lse_like(query: Tensor) -> Tensor:
 
 
 def _check(group: str, **tensors: Tensor | None) -> None:
-    """Refuses real tensors on the meta device, for which the other ranks wait; the first one is what the others must fit.
+    """Refuses real tensors on the meta device, for which the other ranks wait. The first is what the others must fit.
 
     While tracing nothing is refused: bad input raises in the C++ checks, when the traced code runs.
     """

@@ -24,8 +24,8 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0) -> Tensor:
     Returns:
         As x. Computed in float32 (float64 for float64) and rounded once. Differentiable in x.
 
-    Raises ValueError for an odd D, shapes that do not fit, or a base that is not finite and > 0; TypeError for x that is not
-    floating point or positions that are not whole numbers.
+    Raises ValueError for an odd D, shapes that do not fit, or a base that is not finite and > 0; TypeError for x that
+    is not floating point or positions that are not whole numbers.
 
     Source: Su et al.: RoFormer (arXiv:2104.09864), with the halves as in GPT-NeoX.
     """

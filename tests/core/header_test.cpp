@@ -41,9 +41,11 @@ const Example kExamples[] = {
     {Field::scale, kHalf, kTenth, "scale", "0.5", "0.10000000000000001"},
     {Field::deterministic, 1, 0, "deterministic", "True", "False"},
     {Field::needs_grad, 5, 0, "which inputs need gradients", "query, value", "none"},
+    {Field::forward_call, 3, 4, "the call number of the forward pass that this is the backward pass of", "3", "4"},
     {Field::gather_dim, 2, 1, "dim", "2", "1"},
     {Field::gather_outer, 3, 4, "the number of elements before dim", "3", "4"},
     {Field::gather_inner, 3, CallHeader::kUnset, "the number of elements after dim", "3", "none"},
+    {Field::gather_sizes, 255, 256, "the hash of the sizes other than dim", "0x00000000000000ff", "0x0000000000000100"},
 };
 static_assert(std::size(kExamples) == static_cast<std::size_t>(Field::count));
 

@@ -1,0 +1,84 @@
+"""One rank alone fails outside the checks of the operators: the others must hear of it, and the group go on."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from small_call import attempt, prove
+
+import ringattn_ext as ra
+
+
+def _inputs() -> list[torch.Tensor]:
+    return [torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(3)]
+
+
+def _saved_tensor_is_changed(odd: int) -> tuple[str, str]:
+    tensors = _inputs()
+    out = ra.ring_attention(*tensors, is_causal=True)
+    if dist.get_rank() == odd:
+        with torch.no_grad():
+            tensors[1].mul_(2.0)
+    answer = attempt(out.sum().backward)
+    prove()
+    return answer
+
+
+def _graph_is_freed(odd: int) -> tuple[str, str]:
+    tensors = _inputs()
+    out = ra.ring_attention(*tensors, is_causal=True)
+    torch.autograd.grad(out.sum(), tensors, retain_graph=dist.get_rank() != odd)
+    answer = attempt(out.sum().backward)
+    prove()
+    return answer
+
+
+@pytest.mark.parametrize("P", [2, 3])
+@pytest.mark.parametrize(
+    "job, reason",
+    [(_saved_tensor_is_changed, "modified by an inplace operation"), (_graph_is_freed, "a second time")],
+)
+def test_backward_that_cannot_start(job, reason, P):
+    for odd in range(P):
+        answers = run_ranks(P, job, odd)
+        name, text = answers.pop(odd)
+        assert name == "RuntimeError" and reason in text
+        assert {answer[0] for answer in answers} == {"RingError"}
+        assert all(f"rank {odd} refused: " in answer[1] for answer in answers)
+
+
+def _under_a_default_device(odd: int) -> None:
+    with torch.device("meta" if dist.get_rank() == odd else "cpu"):
+        assert ra.positions(4).device.type == "cpu"
+        prove_inputs = [torch.ones(1, 2, 6, 8, device="cpu") for _ in range(3)]
+        out = ra.ring_attention(*prove_inputs, is_causal=True)
+        assert out.device.type == "cpu" and torch.equal(out, torch.ones_like(out, device="cpu"))
+        whole = ra.unshard(prove_inputs[0], 2)
+        assert torch.equal(whole, torch.ones(1, 2, 12, 8, device="cpu"))
+
+
+def test_default_device_does_not_matter():
+    run_ranks(2, _under_a_default_device, 1)
+
+
+def _equal_products() -> tuple[str, str]:
+    shape = (2, 3, 4) if dist.get_rank() == 0 else (3, 2, 4)
+    answer = attempt(ra.unshard, torch.zeros(shape), 2)
+    prove()
+    return answer
+
+
+def test_parts_of_other_shape_and_equal_size():
+    answers = run_ranks(2, _equal_products)
+    assert answers[0] == answers[1]
+    assert answers[0][0] == "RingError" and "the sizes other than dim" in answers[0][1]
+
+
+def _numbers_of_dimensions() -> tuple[str, str]:
+    shape = (6, 4) if dist.get_rank() == 0 else (2, 3, 4)
+    return attempt(ra.unshard, torch.zeros(shape), -1 if dist.get_rank() == 0 else 2)
+
+
+def test_parts_of_other_number_of_dimensions():
+    answers = run_ranks(2, _numbers_of_dimensions)
+    assert answers[0] == answers[1] and answers[0][0] == "RingError"
