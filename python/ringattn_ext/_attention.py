@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ringattn_ext._arguments import flag, integer, optional_integer, real, tensor, text, type_name
 from ringattn_ext._groups import group_name
@@ -36,6 +35,19 @@ class _Place(NamedTuple):
     world_size: int | None = None
 
 
+class _Once(torch.autograd.Function):
+    """Gradients that depend on `inputs` but cannot be differentiated again: asking for it raises, even where the
+    gradients that would flow back into this one are constants."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[[], tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        return compute()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        raise RuntimeError("ring_attention cannot be differentiated twice")
+
+
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, place: _Place, options: _Options) -> Any:
@@ -56,7 +68,6 @@ class _RingAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
         place: _Place = ctx.place
 
@@ -67,9 +78,15 @@ class _RingAttention(torch.autograd.Function):
             whole_grad = torch.zeros_like(out) if grad_out is None else grad_out
             tensors = (whole_grad, grad_lse, query, key, value, out, lse, kept)
             if place.world_size is None:
-                where = (call, order(), place.group, place.layout, place.seq_len, place.key_seq_len)
-                return torch.ops.ringattn.ring_backward(*tensors, *where, *options)
-            return torch.ops.ringattn.virtual_ring_backward(*tensors, place.world_size, place.layout, *options)
+                operator = torch.ops.ringattn.ring_backward
+                where: tuple = (call, order(), place.group, place.layout, place.seq_len, place.key_seq_len)
+            else:
+                operator = torch.ops.ringattn.virtual_ring_backward
+                where = (place.world_size, place.layout)
+            if torch.compiler.is_compiling():
+                return operator(*tensors, *where, *options)  # compiled code refuses a second derivative by itself
+            inputs = (tensor for tensor in (whole_grad, grad_lse, query, key, value) if tensor is not None)
+            return _Once.apply(lambda: operator(*tensors, *where, *options), *inputs)
 
         wanted = zip(ring_call(place.group, gradients), ctx.options.needs_grad, strict=True)
         return *[gradient if needed else None for gradient, needed in wanted], None, None
@@ -119,7 +136,8 @@ def ring_attention(
             seq_len, the same on every rank. A query attends to its own document alone. Empty documents are allowed.
         scale: the factor on q.k before the softmax, finite and > 0. Default: D ** -0.5.
         enable_gqa: must be True for Hq != Hkv: query head h then uses key/value head h // (Hq // Hkv).
-        deterministic: on the CPU results are always bitwise reproducible for a given ring.
+        deterministic: False allows a faster sum of the queries' gradients whose bits may change from run to run, on
+            devices that have one. The CPU has none: results there are always bitwise reproducible for a given ring.
         return_lse: also return the log of the softmax denominator.
 
     Returns:

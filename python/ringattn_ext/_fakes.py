@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ringattn_ext._C import Layout
 from ringattn_ext._groups import rank_and_size
@@ -37,6 +36,8 @@ def _check(group: str, **tensors: Tensor | None) -> None:
 
     While tracing nothing is refused: bad input raises in the C++ checks, when the traced code runs.
     """
+    from torch._subclasses.fake_tensor import FakeTensor  # here: it would double the time of importing the package
+
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if any(isinstance(tensor, FakeTensor) for tensor in given.values()):
         return

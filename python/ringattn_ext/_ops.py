@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class RingError(RuntimeError):
-    """The ranks of a ring disagree about a call, or the ring failed. The same text on every rank."""
+    """The ranks of a ring disagree about a call (the same text on every rank), or the ring failed."""
 
 
 _ORDER = torch.zeros(1, dtype=torch.int64, device="cpu")

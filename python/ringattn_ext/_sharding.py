@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from ringattn_ext._arguments import integer, optional_integer, tensor, text
 from ringattn_ext._C import Layout
-from ringattn_ext._groups import group_name, rank_and_size
+from ringattn_ext._groups import constant_in_compiled_code, group_name, rank_and_size
 from ringattn_ext._ops import order, ring_call
 
 
@@ -85,7 +85,7 @@ def unshard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag"
     )
 
 
-@torch.compiler.assume_constant_result
+@constant_in_compiled_code
 def _segments(layout: str, world_size: int, seq_len: int, rank: int) -> tuple[tuple[int, int, int], ...]:
     """start, stride and length of a rank's runs of tokens."""
     segments = Layout(layout, world_size, seq_len).segments(rank)
