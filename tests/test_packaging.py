@@ -182,6 +182,17 @@ def test_moved_build_folder_is_dropped(tmp_path: Path) -> None:
     assert not cache.parent.exists()
 
 
+def test_max_jobs_reaches_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setenv("MAX_JOBS", "3")
+    monkeypatch.setattr(setup, "_run", lambda *words: commands.append([str(word) for word in words]))
+    monkeypatch.setattr(setup, "build_folder", lambda torch: tmp_path / "build")
+    setup.compile_module(setup.find_torch(setup.package_folders()))
+    configure, build = commands
+    assert "-G" in configure and "Ninja" in configure
+    assert "-j3" in build and build[-1] == "_C"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """Built from the tree, in its build folder, so that only what has changed is compiled."""
