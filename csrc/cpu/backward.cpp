@@ -12,6 +12,7 @@
 #include "cpu/backward.h"
 
 #include "cpu/key_tile.h"
+#include "cpu/products.h"
 #include "cpu/scratch.h"
 #include "cpu/state.h"
 #include "cpu/tiles.h"
@@ -58,25 +59,8 @@ class QueryTile {
   void score(RowSpan<const A> key, RowSpan<const A> value, std::int64_t count, const VisiblePairs* pairs,
              bool with_gradients) {
     const Micro<A>& kernels = micro<A>();
-    Product<A> product = {.c = p_,
-                          .c_stride = kLanes,
-                          .a = key.data,
-                          .a_row_stride = key.stride,
-                          .a_depth_stride = 1,
-                          .b = query_t_,
-                          .b_stride = kLanes,
-                          .rows = count,
-                          .depth = args_.D,
-                          .columns = kLanes,
-                          .accumulate = false};
-    kernels.multiply(product);
-    if (with_gradients) {
-      product.c = ds_;
-      product.a = value.data;
-      product.a_row_stride = value.stride;
-      product.b = grad_out_t_;
-      kernels.multiply(product);
-    }
+    multiply_rows(p_, key, query_t_, count, args_.D);
+    if (with_gradients) multiply_rows(ds_, value, grad_out_t_, count, args_.D);
     kernels.score_gradients(p_, with_gradients ? ds_ : nullptr, count, lse2_, delta_,
                             static_cast<A>(args_.scale * kLog2E), static_cast<A>(args_.scale));
     if (!pairs) return;
@@ -96,26 +80,7 @@ class QueryTile {
 
   // grad_query_t[d][m] += sum_n K[n][d] * dS[n][m]
   void add_grad_query(A* grad_query_t, RowSpan<const A> key, std::int64_t count, const VisiblePairs* pairs) const {
-    const Micro<A>& kernels = micro<A>();
-    if (pairs && !kernels.all_finite(key.data, key.stride, count, args_.D)) {
-      for (std::int32_t i = 0; i < count; ++i) {
-        const std::int32_t n = pairs->first_key + i;
-        kernels.add_outer(grad_query_t, kLanes, key.row(i), 1, ds_ + i * kLanes, args_.D, pairs->begin[n],
-                          pairs->end[n]);
-      }
-      return;
-    }
-    kernels.multiply({.c = grad_query_t,
-                      .c_stride = kLanes,
-                      .a = key.data,
-                      .a_row_stride = 1,
-                      .a_depth_stride = key.stride,
-                      .b = ds_,
-                      .b_stride = kLanes,
-                      .rows = args_.D,
-                      .depth = count,
-                      .columns = kLanes,
-                      .accumulate = true});
+    add_over_keys(grad_query_t, key, ds_, count, args_.D, pairs);
   }
 
  private:

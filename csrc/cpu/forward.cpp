@@ -13,6 +13,7 @@
 #include "cpu/forward.h"
 
 #include "cpu/key_tile.h"
+#include "cpu/products.h"
 #include "cpu/scratch.h"
 #include "cpu/state.h"
 #include "cpu/tiles.h"
@@ -92,19 +93,7 @@ class ForwardTile {
   void absorb(KeyTile<T>& rows, std::int32_t first, std::int32_t end, const VisiblePairs* pairs) {
     const Micro<A>& kernels = micro<A>();
     const std::int64_t count = end - first;
-    const RowSpan<const A> key = rows.key(first);
-    kernels.multiply({.c = scores_,
-                      .c_stride = kLanes,
-                      .a = key.data,
-                      .a_row_stride = key.stride,
-                      .a_depth_stride = 1,
-                      .b = query_,
-                      .b_stride = kLanes,
-                      .rows = count,
-                      .depth = args_.D,
-                      .columns = kLanes,
-                      .accumulate = false});
-
+    multiply_rows(scores_, rows.key(first), query_, count, args_.D);
     if (pairs) pairs->fill_invisible(scores_, kMinusInfinity<A>);
     std::copy_n(m_, kLanes, m_new_);
     kernels.column_max(scores_, count, m_new_);
@@ -119,25 +108,7 @@ class ForwardTile {
     }
     std::swap(m_, m_new_);
 
-    const RowSpan<const A> value = rows.value(first);
-    if (pairs && !kernels.all_finite(value.data, value.stride, count, args_.D)) {
-      for (std::int32_t n = first; n < end; ++n) {
-        kernels.add_outer(o_, kLanes, value.row(n - first), 1, scores_ + (n - first) * kLanes, args_.D, pairs->begin[n],
-                          pairs->end[n]);
-      }
-      return;
-    }
-    kernels.multiply({.c = o_,
-                      .c_stride = kLanes,
-                      .a = value.data,
-                      .a_row_stride = 1,
-                      .a_depth_stride = value.stride,
-                      .b = scores_,
-                      .b_stride = kLanes,
-                      .rows = args_.D,
-                      .depth = count,
-                      .columns = kLanes,
-                      .accumulate = true});
+    add_over_keys(o_, rows.value(first), scores_, count, args_.D, pairs);
   }
 
   // The rows of the tile, and zeros beyond its end, as columns.
