@@ -29,8 +29,13 @@ help:
 demo: build
 	$(PYTHON) examples/train_demo.py $(if $(TEXT),--text "$(TEXT)") $(DEMO_ARGS)
 
-test: build
+test: build $(STAMPS)/nvcc
 	$(PYTHON) -m pytest tests $(PYTEST_ARGS)
+
+# The tests of kernels compile CUDA to PTX, which needs no GPU: with the nvcc of the system, or of pip.
+$(STAMPS)/nvcc: $(STAMPS)/venv
+	command -v nvcc > /dev/null || $(PIP) install 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*'
+	touch $@
 
 # An editable install: Python sources are used where they lie, C++ sources are compiled when one has changed.
 build: $(STAMPS)/built

@@ -1,0 +1,131 @@
+// See access.h.
+#include "access.h"
+
+#include <algorithm>
+
+namespace emulator {
+
+namespace {
+
+uint8_t* local_memory(Warp& w, uint64_t address, int bytes, Access access, int lane) {
+  Memory::check_alignment("local", address, bytes, lane);
+  if (address + bytes > static_cast<uint64_t>(w.local_bytes) || address > static_cast<uint64_t>(w.local_bytes))
+    throw Fault("out of bounds: local access of " + std::to_string(bytes) + " bytes at byte " +
+                    std::to_string(address) + " of " + std::to_string(w.local_bytes),
+                1u << lane);
+  const size_t at = lane * w.local_bytes + address;
+  for (int i = 0; i < bytes; ++i) {
+    if (access == Access::read && !w.local_state[at + i])
+      throw Fault("unwritten: read of local memory that this thread did not write, at local byte " +
+                      std::to_string(address + i),
+                  1u << lane);
+    if (access != Access::read) w.local_state[at + i] = 1;
+  }
+  return w.local.data() + at;
+}
+
+uint8_t* param_memory(Frame& frame, uint64_t address, int bytes, int lane) {
+  Memory::check_alignment("param", address, bytes, lane);
+  if (address + bytes > static_cast<uint64_t>(frame.function->param_bytes))
+    throw Fault(
+        "out of bounds: parameter access of " + std::to_string(bytes) + " bytes at byte " + std::to_string(address),
+        1u << lane);
+  return frame.param(lane) + address;
+}
+
+// Sectors of 32 bytes that were touched, and how many the distinct bytes would fill.
+void sectors(Touched& touched, int bytes, uint64_t& total, uint64_t& used, uint64_t& ideal) {
+  uint64_t* a = touched.address;
+  if (!std::is_sorted(a, a + touched.count)) std::sort(a, a + touched.count);
+  uint64_t last_sector = ~0ull, end = 0, distinct = 0;
+  for (int i = 0; i < touched.count; ++i) {
+    for (uint64_t sector = a[i] / 32; sector <= (a[i] + bytes - 1) / 32; ++sector)
+      if (sector > last_sector || last_sector == ~0ull) {
+        ++used;
+        last_sector = sector;
+      }
+    distinct += a[i] + bytes - std::max(a[i], std::min(end, a[i] + bytes));
+    end = std::max(end, a[i] + bytes);
+  }
+  total += static_cast<uint64_t>(touched.count) * bytes;
+  ideal += (distinct + 31) / 32;
+}
+
+}  // namespace
+
+uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access access, int lane, Traffic* traffic) {
+  if (space == Space::generic) {
+    switch (address >> kSpaceShift) {
+      case 1:
+        space = Space::shared;
+        break;
+      case 2:
+        space = Space::local;
+        break;
+      case 3:
+        return param_memory(*w.entry, address - kParamWindow, bytes, lane);
+      default:
+        space = Space::global;
+    }
+  }
+  switch (space) {
+    case Space::shared: {
+      const auto offset = static_cast<uint32_t>(address);
+      Memory::check_alignment("shared", offset, bytes, lane);
+      if (traffic) {
+        traffic->shared_lane[traffic->shared.count] = static_cast<uint8_t>(lane);
+        traffic->shared.add(offset);
+      }
+      SharedMemory& shared = w.block->shared;
+      return access == Access::read    ? shared.read(w.index, offset, bytes, lane)
+             : access == Access::write ? shared.write(w.index, offset, bytes, lane)
+                                       : shared.atomic(w.index, offset, bytes, lane);
+    }
+    case Space::local:
+      return local_memory(w, address & (kLocalWindow - 1), bytes, access, lane);
+    case Space::param:
+      return param_memory(*w.frame, address, bytes, lane);
+    default:
+      Memory::check_alignment("global", address, bytes, lane);
+      if (traffic) traffic->global.add(address);
+      return w.block->launch->memory.at(address, bytes, access != Access::read, lane);
+  }
+}
+
+int bank_transactions(const uint32_t* address, int count, int bytes) {
+  uint32_t words[32][32];
+  int used[32] = {}, most = 0;
+  for (int i = 0; i < count; ++i)
+    for (uint32_t word = address[i] / 4; word <= (address[i] + bytes - 1) / 4; ++word) {
+      uint32_t* bank = words[word % 32];
+      int& n = used[word % 32];
+      if (std::find(bank, bank + n, word) == bank + n) bank[n++] = word;
+      most = std::max(most, n);
+    }
+  return most;
+}
+
+void Traffic::finish(Warp& w, const Instruction& in, int bytes, Access access) {
+  Counters& counters = *w.block->counters;
+  if (global.count) {
+    if (access == Access::read)
+      sectors(global, bytes, counters.global_read_bytes, counters.global_read_sectors, counters.global_read_ideal);
+    else
+      sectors(global, bytes, counters.global_write_bytes, counters.global_write_sectors, counters.global_write_ideal);
+  }
+  if (shared.count) {
+    const int lanes_per_phase = bytes <= 4 ? 32 : 128 / bytes;
+    uint32_t phase[32];
+    for (int first = 0; first < 32; first += lanes_per_phase) {
+      int n = 0;
+      for (int i = 0; i < shared.count; ++i)
+        if (shared_lane[i] / lanes_per_phase == first / lanes_per_phase)
+          phase[n++] = static_cast<uint32_t>(shared.address[i]);
+      if (!n) continue;
+      counters.shared_transactions[in.id] += bank_transactions(phase, n, bytes);
+      ++counters.shared_ideal[in.id];
+    }
+  }
+}
+
+}  // namespace emulator

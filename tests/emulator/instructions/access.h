@@ -1,0 +1,36 @@
+// One lane's access to memory of any space: bounds, alignment, shadow; and what the counters count of a warp's access.
+#pragma once
+
+#include "lanes.h"
+
+namespace emulator {
+
+enum class Access : uint8_t { read, write, atomic };
+
+// The address of one lane: base + offset; 32-bit bases wrap at 32 bits.
+inline uint64_t lane_address(const Warp& w, const Operand& o, int lane) {
+  const int64_t add = o.addend + (o.in_frame ? w.frame->local_base : 0);
+  if (o.bytes == 4) return static_cast<uint32_t>(w.in<uint32_t>(o)[lane] + add);
+  return w.in<uint64_t>(o)[lane] + add;
+}
+
+// What one warp instruction touches, for the counters.
+struct Touched {
+  uint64_t address[32];
+  int count = 0;
+  void add(uint64_t one) { address[count++] = one; }
+};
+
+struct Traffic {
+  Touched global, shared;
+  uint8_t shared_lane[32];
+  void finish(Warp& w, const Instruction& in, int bytes, Access access);
+};
+
+// The host's bytes behind an address, checked. The space of a generic address is in its top byte.
+uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access access, int lane, Traffic* traffic);
+
+// Shared-memory transactions of one access: lanes' word addresses by bank, in phases of 128 bytes.
+int bank_transactions(const uint32_t* address, int count, int bytes);
+
+}  // namespace emulator

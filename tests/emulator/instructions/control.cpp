@@ -1,0 +1,101 @@
+// Control flow: bra brx call ret exit trap brkpt nanosleep, and hints that do nothing.
+#include "families.h"
+#include "lanes.h"
+
+namespace emulator {
+
+namespace {
+
+void run_branch(Warp& w, const Instruction& in) { w.jump(w.mask, in); }
+
+void branch(Decoder& s) {
+  s.take("uni");
+  s.in.target = s.label(0);
+  s.in.execute = run_branch;
+}
+
+void run_table(Warp& w, const Instruction& in) {
+  // One target at a time: the lanes of the others stay and come here again.
+  const uint32_t* index = w.in<uint32_t>(in.a);
+  const uint32_t first = index[__builtin_ctz(w.mask)];
+  if (first >= in.targets.size()) throw Fault("branch index " + std::to_string(first) + " out of bounds");
+  uint32_t same = 0;
+  for (int lane = 0; lane < 32; ++lane)
+    if (w.mask >> lane & 1 && index[lane] == first) same |= 1u << lane;
+  Instruction one;
+  one.target = in.targets[first];
+  one.join = in.join;
+  if (same != w.active) w.next = w.pc;
+  w.jump(same, one);
+}
+
+void branch_table(Decoder& s) {
+  s.need("idx");
+  s.take("uni");
+  s.in.a = s.source(0, Type::u32);
+  s.in.targets = s.branch_targets(1);
+  s.in.execute = run_table;
+}
+
+void run_return(Warp& w, const Instruction&) { w.return_lanes(); }
+void run_exit(Warp& w, const Instruction&) { w.exit_lanes(w.mask); }
+
+void leave(Decoder& s) {
+  s.take("uni");
+  s.in.execute = s.opcode() == "ret" ? run_return : run_exit;
+}
+
+void call(Decoder& s) {
+  s.take("uni");
+  int at = 0;
+  const bool has_results = s.is_vector(0);
+  if (has_results) at = 1;
+  s.in.callee = nullptr;
+  if (const Variable* name = s.variable(s.expression(at).name); name) s.unknown("indirect call");
+  const std::string& name = s.expression(at).name;
+  if (name == "__assertfail") {
+    if (s.count() > at + 1) s.expression(at + 1);
+    s.in.execute = [](Warp&, const Instruction&) { throw Fault("assertion failed in the kernel"); };
+    return;
+  }
+  s.in.callee = s.function(at);
+  auto couple = [&](int operand, const std::vector<Variable>& formals, auto& offsets, auto& bytes) {
+    const auto& items = s.expression(operand).items;
+    if (items.size() != formals.size()) s.unknown("wrong number of call parameters");
+    for (size_t i = 0; i < items.size(); ++i) {
+      const Variable* actual = s.variable(items[i].name);
+      if (!actual || actual->space != Space::param) s.unknown("a .param variable expected");
+      offsets.emplace_back(actual->offset, formals[i].offset);
+      bytes.push_back(formals[i].bytes);
+    }
+  };
+  if (has_results) couple(0, s.in.callee->results, s.in.result_offsets, s.in.result_bytes);
+  if (s.count() > at + 1) couple(at + 1, s.in.callee->params, s.in.argument_offsets, s.in.argument_bytes);
+  s.in.execute = [](Warp& w, const Instruction& in) { w.call(in); };
+}
+
+void nothing(Decoder& s) {
+  s.in.execute = [](Warp&, const Instruction&) {};
+}
+
+}  // namespace
+
+bool is_branch(const Instruction& in) { return in.execute == run_branch || in.execute == run_table; }
+bool is_exit(const Instruction& in) { return in.execute == run_return || in.execute == run_exit; }
+
+void control_instructions(Table& table) {
+  table.add({"bra"}, "", Class::control, branch);
+  table.add({"brx"}, "", Class::control, branch_table);
+  table.add({"ret", "exit"}, "", Class::control, leave);
+  table.add({"call"}, "", Class::control, call);
+  table.add({"trap"}, "", Class::control,
+            [](Decoder& s) { s.in.execute = [](Warp&, const Instruction&) { throw Fault("trap"); }; });
+  table.add({"brkpt", "pmevent"}, "", Class::control, nothing);
+  table.add({"nanosleep"}, "", Class::control, [](Decoder& s) {
+    s.need("u32");
+    s.source(0, Type::u32);
+    s.in.execute = [](Warp& w, const Instruction&) { w.yield(); };
+  });
+}
+
+}  // namespace emulator

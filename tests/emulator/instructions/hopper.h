@@ -1,0 +1,12 @@
+// Forms of cp that other files decode.
+#pragma once
+
+#include "../machine/decoder.h"
+
+namespace emulator {
+
+void bulk(Decoder& s);             // cp.async.bulk...: bulk.cpp
+void bulk_reduce(Decoder& s);      // cp.reduce.async.bulk...: bulk.cpp
+void cp_async_arrive(Decoder& s);  // cp.async.mbarrier.arrive: mbarrier.cpp
+
+}  // namespace emulator

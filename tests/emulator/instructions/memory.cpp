@@ -1,0 +1,139 @@
+// ld, ldu, st, prefetch, fences: loads and stores of one to eight elements per lane.
+#include "access.h"
+#include "families.h"
+
+namespace emulator {
+
+Space take_space(Decoder& s) {
+  if (s.take("global")) return Space::global;
+  if (s.take("shared") || s.take("shared::cta") || s.take("shared::cluster")) return Space::shared;
+  if (s.take("local")) return Space::local;
+  if (s.take("const")) return Space::constant;
+  if (s.take("param") || s.take("param::entry") || s.take("param::func")) return Space::param;
+  return Space::generic;
+}
+
+// Memory order, scope and cache hints. On this machine every access is performed at once, so they change nothing.
+// Whether the access is more than a weak one.
+bool take_order_and_hints(Decoder& s) {
+  s.take("weak");
+  const bool strong = !s.take_one({"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "sc"}).empty();
+  s.take_one({"cta", "cluster", "gpu", "sys"});
+  s.take_one({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
+  s.take("nc");
+  while (s.take_starting("L1::evict_") || s.take_starting("L1::no_allocate") || s.take_starting("L2::64B") ||
+         s.take_starting("L2::128B") || s.take_starting("L2::256B") || s.take_starting("L2::evict_")) {
+  }
+  return strong;
+}
+
+namespace {
+
+void run_load(Warp& w, const Instruction& in) {
+  const int element = static_cast<int>(in.value[0]), bytes = element * static_cast<int>(in.list.size());
+  const bool sign = in.value[1];
+  Traffic traffic;
+  each_lane(w.mask, [&](int lane) {
+    const uint8_t* from = access_memory(w, in.space, lane_address(w, in.a, lane), bytes, Access::read, lane, &traffic);
+    for (const Operand& d : in.list) {
+      if (d.present) {
+        uint8_t* to = w.out<uint8_t>(d) + lane * d.bytes;
+        if (d.bytes == element) {
+          std::memcpy(to, from, element);
+        } else {  // a wider register: extended
+          int64_t value = 0;
+          std::memcpy(&value, from, element);
+          if (sign) value = value << (64 - 8 * element) >> (64 - 8 * element);
+          std::memcpy(to, &value, d.bytes);
+        }
+      }
+      from += element;
+    }
+  });
+  traffic.finish(w, in, bytes, Access::read);
+}
+
+void run_store(Warp& w, const Instruction& in) {
+  const int element = static_cast<int>(in.value[0]), bytes = element * static_cast<int>(in.list.size());
+  Traffic traffic;
+  each_lane(w.mask, [&](int lane) {
+    uint8_t* to = access_memory(w, in.space, lane_address(w, in.a, lane), bytes, Access::write, lane, &traffic);
+    for (const Operand& b : in.list) {
+      std::memcpy(to, w.in<uint8_t>(b) + lane * b.bytes, element);
+      to += element;
+    }
+  });
+  traffic.finish(w, in, bytes, Access::write);
+}
+
+void load_store(Decoder& s) {
+  s.in.value[2] = take_order_and_hints(s);
+  const bool policy = s.take("L2::cache_hint");
+  s.in.space = take_space(s);
+  const std::string vector = s.take_one({"v2", "v4", "v8"});
+  const Type t = s.type();
+  const bool load = s.opcode() != "st";
+  const int data = load ? 0 : 1, address = load ? 1 : 0;
+  s.in.a = s.address(address);
+  s.in.list = s.vector(data, t, true);
+  s.in.list_is_written = load;
+  if (policy) s.source(2, Type::b64);
+  const size_t count = vector.empty() ? 1 : vector[1] - '0';
+  if (s.in.list.size() != count) s.unknown("vector of another size");
+  for (const Operand& one : s.in.list)
+    if (one.present && one.bytes < bytes_of(t)) s.unknown("register too narrow");
+  s.in.value[0] = bytes_of(t);
+  s.in.value[1] = is_signed(t);
+  s.in.execute = load ? run_load : run_store;
+}
+
+void nothing(Warp&, const Instruction&) {}
+
+void prefetch(Decoder& s) {
+  while (!s.take_one({"global", "local", "L1", "L2", "tensormap", "param", "const", "param::entry"}).empty() ||
+         s.take_starting("L2::evict")) {
+  }
+  s.address(0);
+  s.in.execute = nothing;
+}
+
+// fence.proxy.async makes generic writes visible to the async proxy; the other fences order what is in order here.
+void fence(Decoder& s) {
+  bool proxy = s.take("proxy");
+  const bool async = s.take("async") || s.take("async::generic");
+  bool shared = true;
+  if (s.take("global") || s.take("async.global")) shared = false;
+  s.take_one({"shared::cta", "shared::cluster", "shared"});
+  while (!s.take_one({"sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "mbarrier_init",
+                      "alias", "tensormap::generic", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"})
+              .empty()) {
+  }
+  if (s.count()) {  // tensor map proxy: [address], size
+    s.address(0);
+    s.immediate(1);
+  }
+  proxy &= async && shared;
+  s.in.execute = proxy ? [](Warp& w, const Instruction&) { w.block->shared.fence_proxy(w.index); } : nothing;
+}
+
+void createpolicy(Decoder& s) {  // a cache policy means nothing here
+  while (s.take_starting("fractional") || s.take_starting("range") || s.take_starting("cvt") || s.take_starting("L2") ||
+         s.take("b64") || s.take("global")) {
+  }
+  s.in.d = s.out(0, Type::b64);
+  for (int i = 1; i < s.count(); ++i) s.expression(i);
+  s.in.execute = [](Warp& w, const Instruction& in) {
+    each_lane(w.mask, [&](int i) { w.out<uint64_t>(in.d)[i] = 0; });
+  };
+}
+
+}  // namespace
+
+void memory_instructions(Table& table) {
+  table.add({"ld", "ldu", "st"}, "", Class::memory, load_store);
+  table.add({"prefetch", "prefetchu", "applypriority", "discard"}, "", Class::memory, prefetch);
+  table.add({"fence", "membar"}, "", Class::barrier, fence);
+  table.add({"createpolicy"}, "", Class::move, createpolicy);
+}
+
+}  // namespace emulator

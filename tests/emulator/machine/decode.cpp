@@ -1,0 +1,65 @@
+// ModuleSyntax to Program: names become offsets, immediates become constants, statements become instructions.
+#include <algorithm>
+#include <cstring>
+
+#include "function_decoder.h"
+#include "memory.h"
+
+namespace emulator {
+
+const Table::Entry* Table::find(const Statement& statement) const {
+  char family = '-';
+  for (const std::string& suffix : statement.suffixes)
+    if (const Type type = type_named(suffix); type != Type::none) family = facts(type).family;
+  auto found = entries_.find(statement.opcode);
+  if (found == entries_.end()) return nullptr;
+  for (const Entry& entry : found->second)
+    if (entry.families.empty() || entry.families.find(family) != std::string::npos) return &entry;
+  return nullptr;
+}
+
+std::unique_ptr<Program> decode(ModuleSyntax syntax) {
+  auto program = std::make_unique<Program>();
+  program->target = syntax.target;
+  program->arch = std::atoi(syntax.target.c_str() + 3);
+  program->shared_bytes = syntax.shared_bytes;
+  for (const Variable& variable : syntax.variables) {
+    if (variable.space == Space::shared) continue;
+    auto global = std::make_unique<GlobalVariable>();
+    global->variable = variable;
+    global->bytes.assign(variable.initial.begin(), variable.initial.end());
+    global->bytes.resize(std::max<size_t>(variable.bytes, variable.initial.size()));
+    global->address = Memory::window_address(static_cast<int>(program->variables.size()) + 1);
+    program->variables.push_back(std::move(global));
+  }
+  for (auto& global : program->variables)
+    for (const auto& [offset, name] : global->variable.pointers)
+      for (const auto& other : program->variables)
+        if (other->variable.name == name) {
+          uint64_t address;
+          std::memcpy(&address, global->bytes.data() + offset, 8);
+          address += other->address;
+          std::memcpy(global->bytes.data() + offset, &address, 8);
+        }
+  std::vector<const FunctionSyntax*> bodies;
+  for (const FunctionSyntax& function : syntax.functions) {
+    if (!function.has_body) continue;
+    auto decoded = std::make_unique<Function>();
+    decoded->name = function.name;
+    decoded->is_entry = function.is_entry;
+    decoded->param_bytes = function.param_bytes;
+    decoded->local_bytes = align_up(function.local_bytes, 16);
+    decoded->results = function.results;
+    decoded->params = function.params;
+    decoded->max_threads = function.max_threads;
+    program->functions.push_back(std::move(decoded));
+    bodies.push_back(&function);
+  }
+  for (size_t i = 0; i < bodies.size(); ++i)
+    FunctionDecoder(*program, syntax, *bodies[i], *program->functions[i]).run();
+  program->lines = std::move(syntax.lines);
+  program->files = std::move(syntax.files);
+  return program;
+}
+
+}  // namespace emulator

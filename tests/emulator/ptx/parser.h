@@ -1,0 +1,30 @@
+// The parser's state, shared by its two files.
+#pragma once
+
+#include "lexer.h"
+
+namespace emulator {
+
+struct Parser {
+  explicit Parser(const std::string& text) : lexer(text) {}
+
+  void top_level();
+  void function(bool is_entry);
+  std::vector<Variable> formals(FunctionSyntax& function);
+  Variable variable(Space space);
+  void initialiser(Variable& variable, int element);
+  void place_shared(Variable& variable);
+
+  void body(FunctionSyntax& function);
+  void body_directive(FunctionSyntax& function, int scope);
+  void instruction(FunctionSyntax& function, int scope, const std::string& guard, bool negated);
+  Expression operand();
+  Expression memory();
+
+  Lexer lexer;
+  ModuleSyntax module;
+  Place place;  // of the last .loc
+  std::string last_label;
+};
+
+}  // namespace emulator
