@@ -35,26 +35,27 @@ def run(*command: str | Path) -> None:
         raise RuntimeError(f"{' '.join(map(str, command))} failed\n{done.stdout.decode()}")
 
 
-def build() -> ModuleType:
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with open(BUILD / "lock", "w") as lock:  # test processes may start together
+def build_module(source: Path, folder: Path, name: str) -> ModuleType:
+    """Builds the CMake project in `source` into `folder` and imports its extension module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:  # test processes may start together
         fcntl.flock(lock, fcntl.LOCK_EX)
         ninja = program("ninja")
-        if not (BUILD / "build.ninja").exists():
+        if not (folder / "build.ninja").exists():
             settings = [
                 f"-DCMAKE_MAKE_PROGRAM={ninja}",
                 f"-DPython_EXECUTABLE={sys.executable}",
                 f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             ]
-            run(program("cmake"), "-S", FOLDER, "-B", BUILD, "-G", "Ninja", *settings)
-        run(ninja, "-C", BUILD, f"-j{os.environ.get('MAX_JOBS') or len(os.sched_getaffinity(0))}")
-    path = BUILD / f"_emulator{sysconfig.get_config_var('EXT_SUFFIX')}"
-    spec = importlib.util.spec_from_file_location("_emulator", path)
+            run(program("cmake"), "-S", source, "-B", folder, "-G", "Ninja", *settings)
+        run(ninja, "-C", folder, f"-j{os.environ.get('MAX_JOBS') or len(os.sched_getaffinity(0))}")
+    path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-native = build()
+native = build_module(FOLDER, BUILD, "_emulator")
 EmulatorError = native.EmulatorError

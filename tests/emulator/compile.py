@@ -44,7 +44,7 @@ def compile_cuda(source_or_path: str | Path, arch: str = "sm_80", options: Seque
         raise RuntimeError("nvcc was not found; pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm")
     is_path = isinstance(source_or_path, Path) or "\n" not in source_or_path and source_or_path.endswith(".cu")
     text = Path(source_or_path).read_text() if is_path else str(source_or_path)
-    command = [str(nvcc), f"-arch={arch}", "-ptx", "-lineinfo", "-std=c++17", *options]
+    command = [str(nvcc), f"-arch={arch}", "-ptx", "-lineinfo", "-std=c++20", *options]
     for folder in include_folders():
         command += ["-I", str(folder)]
     key = hashlib.sha256("\0".join([text, str(nvcc.stat().st_mtime), *command]).encode()).hexdigest()[:24]

@@ -1,0 +1,128 @@
+#include "cuda/plan.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <stdexcept>
+
+namespace ringattn::cuda {
+namespace {
+
+constexpr double kLog2E = 1.44269504088896340736;
+constexpr int kSmallKernelThreads = 256;
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::bfloat16:
+      return "bf16";
+    case DType::float16:
+      return "fp16";
+    default:
+      throw std::invalid_argument("kernels for GPUs take bfloat16 and float16");
+  }
+}
+
+std::int32_t tiles(std::int64_t tokens, int tile) { return static_cast<std::int32_t>((tokens + tile - 1) / tile); }
+
+bool is_multiple(const Rows& rows, std::int64_t elements, int element_size) {
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.data);
+  return address % (elements * element_size) == 0 && rows.batch_stride % elements == 0 &&
+         rows.head_stride % elements == 0 && rows.token_stride % elements == 0;
+}
+
+Params params_of(const BlockArgs& block, std::initializer_list<const Rows*> rows) {
+  if (block.D % 8 != 0 || block.D <= 0 || block.D > 256) {
+    throw std::invalid_argument("kernels for GPUs take a head_dim that is a multiple of 8 and at most 256, not " +
+                                std::to_string(block.D));
+  }
+  Params params;
+  params.block = block;
+  params.scale_log2 = static_cast<float>(block.scale * kLog2E);
+  params.group = static_cast<std::int32_t>(block.Hkv > 0 ? block.Hq / block.Hkv : 1);
+  for (const Rows* one : rows) {
+    if (one->data != nullptr) params.aligned = params.aligned && is_multiple(*one, 8, 2);
+  }
+  return params;
+}
+
+std::uint32_t grid_of(std::int64_t blocks) {
+  if (blocks > INT32_MAX) throw std::invalid_argument("too many tiles for one launch: " + std::to_string(blocks));
+  return static_cast<std::uint32_t>(blocks);
+}
+
+LaunchPlan tiled(Kernel kernel, const char* kernel_name, const BlockArgs& block, int arch, Params params,
+                 bool adds_queries = false) {
+  const int head_dim = padded_head_dim(block.D);
+  const Shape shape = shape_of(kernel, arch, head_dim);
+  params.query_tiles = tiles(block.Sq, shape.queries);
+  params.key_tiles = tiles(block.Skv, shape.keys);
+  LaunchPlan plan;
+  plan.kernel =
+      std::string("ringattn_") + kernel_name + "_" + name_of(block.dtype) + "_" + std::to_string(head_dim);
+  plan.grid = grid_of(kernel == Kernel::backward_keys ? block.B * block.Hkv * params.key_tiles
+                                                      : block.B * block.Hq * params.query_tiles);
+  plan.threads = static_cast<std::uint32_t>(shape.threads());
+  plan.shared_bytes = static_cast<std::uint32_t>(shared_bytes_of(kernel, shape, head_dim, adds_queries));
+  plan.params = params;
+  return plan;
+}
+
+LaunchPlan small(const char* kernel_name, const BlockArgs& block, Params params) {
+  LaunchPlan plan;
+  plan.kernel = std::string("ringattn_") + kernel_name + "_" + name_of(block.dtype);
+  plan.grid = grid_of((block.B * block.Hq * block.Sq * kLanesPerRow + kSmallKernelThreads - 1) / kSmallKernelThreads);
+  plan.threads = kSmallKernelThreads;
+  plan.params = params;
+  return plan;
+}
+
+std::vector<LaunchPlan> unless_empty(std::vector<LaunchPlan> plans) {
+  std::erase_if(plans, [](const LaunchPlan& plan) { return plan.grid == 0; });
+  return plans;
+}
+
+}  // namespace
+
+std::vector<LaunchPlan> plan_forward(const BlockArgs& block, int arch) {
+  const Params params = params_of(block, {&block.query, &block.key, &block.value, &block.out});
+  return unless_empty({tiled(Kernel::forward, "forward", block, arch, params)});
+}
+
+std::vector<LaunchPlan> plan_backward(const BlockArgs& block, int arch) {
+  const Params params = params_of(block, {&block.query, &block.key, &block.value, &block.grad_out});
+  for (const Rows* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
+    if (gradient->data != nullptr && !is_multiple(*gradient, 2, 4)) {
+      throw std::invalid_argument("gradient accumulators start rows at multiples of 8 bytes");
+    }
+  }
+  const bool wants_keys = block.grad_key.data != nullptr || block.grad_value.data != nullptr;
+  const bool wants_queries = block.grad_query.data != nullptr;
+  const bool adds_queries = wants_keys && wants_queries && !block.deterministic;
+  std::vector<LaunchPlan> plans;
+  if (block.Sq == 0 || block.Skv == 0) return plans;
+  if (wants_keys) {
+    plans.push_back(tiled(Kernel::backward_keys, "backward_keys", block, arch, params, adds_queries));
+    if (!adds_queries) plans.back().params.block.grad_query.data = nullptr;
+  }
+  if (wants_queries && !adds_queries) {
+    plans.push_back(tiled(Kernel::backward_queries, "backward_queries", block, arch, params));
+  }
+  return unless_empty(plans);
+}
+
+std::vector<LaunchPlan> plan_finalize(const BlockArgs& block) {
+  return unless_empty({small("finalize", block, params_of(block, {&block.out}))});
+}
+
+std::vector<LaunchPlan> plan_merge(const BlockArgs& block) {
+  return unless_empty({small("merge", block, params_of(block, {}))});
+}
+
+std::vector<LaunchPlan> plan_delta(const BlockArgs& block) {
+  return unless_empty({small("delta", block, params_of(block, {&block.out, &block.grad_out}))});
+}
+
+std::vector<LaunchPlan> plan_cast(const BlockArgs& block) {
+  return unless_empty({small("cast", block, params_of(block, {&block.out}))});
+}
+
+}  // namespace ringattn::cuda

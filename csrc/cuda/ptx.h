@@ -1,0 +1,157 @@
+// The PTX instructions that the kernels use, one thin function each. Layouts of fragments: g = lane / 4, t = lane % 4.
+//
+// Nothing here knows about attention. Instructions of one architecture stand in that architecture's folder.
+#pragma once
+
+#include <cstdint>
+
+#include "core/block_args.h"
+
+namespace ringattn::cuda {
+
+// The architecture that this pass compiles for, as in sm_80. Kernel bodies vanish in the host's pass.
+#if defined(__CUDA_ARCH__)
+inline constexpr int kArch = __CUDA_ARCH__ / 10;
+#else
+inline constexpr int kArch = 0;
+#endif
+
+// --- copies ----------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes, past L1. Asynchronous: until its group is waited for, the destination belongs to the copy.
+__device__ __forceinline__ void copy_async_16(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+// The same, or 16 zero bytes; then global is not read.
+__device__ __forceinline__ void copy_async_16_or_zero(std::uint32_t shared, const void* global, bool copy) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(copy ? 16 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4_or_zero(std::uint32_t shared, const void* global, bool copy) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(copy ? 4 : 0) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_16(std::uint32_t shared, const std::uint32_t (&r)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void load_shared_16(std::uint32_t (&r)[4], std::uint32_t shared) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_4(std::uint32_t shared, std::uint32_t r) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(r) : "memory");
+}
+
+__device__ __forceinline__ float2 load_shared_float2(std::uint32_t shared) {
+  float2 r;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(shared) : "memory");
+  return r;
+}
+
+// --- matrices --------------------------------------------------------------------------------------------------------
+
+// Four 8 x 8 matrices of 16-bit elements; lanes 8i … 8i + 7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+// d [16, 8] += a [16, 16] b [16, 8]. d[i]: row g + 8 (i / 2), column 2t + i % 2.
+template <DType T>
+__device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1) {
+  if constexpr (T == DType::bfloat16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// --- numbers ---------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+// Two floats, rounded to T, in one register; low is the element with the lower index.
+template <DType T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t r;
+  if constexpr (T == DType::bfloat16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  }
+  return r;
+}
+
+template <DType T>
+__device__ __forceinline__ float2 unpack(std::uint32_t r) {
+  if constexpr (T == DType::bfloat16) {
+    return {__uint_as_float(r << 16), __uint_as_float(r & 0xffff0000u)};
+  } else {
+    float2 f;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(f.x), "=f"(f.y) : "r"(r));
+    return f;
+  }
+}
+
+// Adds without returning; lanes and blocks may meet at one address.
+__device__ __forceinline__ void add_global(float* global, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
+}
+
+// --- lanes -----------------------------------------------------------------------------------------------------------
+
+inline constexpr std::uint32_t kWholeWarp = 0xffffffffu;
+
+// The four lanes that share a row of a fragment.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kWholeWarp, x, 1);
+  return x + __shfl_xor_sync(kWholeWarp, x, 2);
+}
+
+}  // namespace ringattn::cuda

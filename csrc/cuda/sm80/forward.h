@@ -1,0 +1,330 @@
+// Forward for one block of keys and values, with mma.sync: the state (o, m, l) of a tile of queries absorbs every key
+// tile that the mask lets it see.
+//
+//   s = q k^T;  p = exp2(c s - c m);  l += rowsum(p);  o += p v         c = scale * log2(e)
+//
+// A thread block owns one query tile of one head; a warp owns 16 or 32 of its rows, from the scores to the output, so
+// nothing but the copies is shared between warps. Q is staged once. Of K and V one tile each is in shared memory: V is
+// copied while the scores are computed, the next K while the softmax and the second product are.
+//
+// m is a reference, not always the maximum: it moves, and o and l are rescaled, only when a row's scores outgrow it by
+// a factor of 2^8, which is exact in exact arithmetic and rare after the first tile. All lanes of a row know m; l is
+// spread over the four lanes of a row until the end. Sums that started from a carried state start there, so a pass cut
+// into calls on a tile boundary takes the same decisions and gives the same o and m.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/shapes.h"
+#include "cuda/tile.h"
+#include "cuda/visible_tiles.h"
+
+namespace ringattn::cuda {
+
+template <int kHeadDim>
+struct ForwardTiles {
+  static constexpr Shape kShape = shape_of(Kernel::forward, kArch, kHeadDim);
+  static constexpr int kQueries = kShape.queries, kKeys = kShape.keys;
+  static constexpr int kMmaTiles = kShape.tiles_per_warp;  // m16 tiles of a warp
+  static constexpr int kRows = 2 * kMmaTiles;              // rows of a lane
+  static_assert(kQueries == 16 * kMmaTiles * kShape.warps);
+
+  // Shared memory: q, k, v, and the interval of visible keys of every row.
+  static constexpr int kKeyTile = kTileBytes<kQueries, kHeadDim>;
+  static constexpr int kValueTile = kKeyTile + kTileBytes<kKeys, kHeadDim>;
+  static constexpr int kIntervals = kValueTile + kTileBytes<kKeys, kHeadDim>;
+  static constexpr int kSharedBytes = kIntervals + kQueries * static_cast<int>(sizeof(int2));
+};
+
+// The lane's part of the state of its rows. Row r of a lane is row 16 (r / 2) + 8 (r % 2) + lane / 4 of its warp.
+template <int kMmaTiles, int kHeadDim>
+struct RowState {
+  float o[kMmaTiles][kHeadDim / 8][4];
+  float m[2 * kMmaTiles];
+  float l[2 * kMmaTiles];
+};
+
+// Makes the reference of every row at least its maximum in s, and rescales the row accordingly.
+template <int kMmaTiles, int kHeadDim, int kColumns>
+__device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& state,
+                                                const float (&largest)[2 * kMmaTiles], float scale_log2) {
+#pragma unroll
+  for (int r = 0; r < 2 * kMmaTiles; ++r) {
+    const float m = fmaxf(state.m[r], quad_max(largest[r]));
+    const float factor = m == state.m[r] ? 1.0f : exp2_approx((state.m[r] - m) * scale_log2);
+    state.m[r] = m;
+    state.l[r] *= factor;
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n) {
+      state.o[r / 2][n][r % 2 * 2] *= factor;
+      state.o[r / 2][n][r % 2 * 2 + 1] *= factor;
+    }
+  }
+}
+
+// s becomes p; l gains its row sums.
+template <int kMmaTiles, int kHeadDim, int kColumns>
+__device__ __forceinline__ void softmax(float (&s)[kMmaTiles][kColumns][4], RowState<kMmaTiles, kHeadDim>& state,
+                                        float scale_log2) {
+  constexpr float kSlack = 8.0f;  // in log2
+  float largest[2 * kMmaTiles];
+  bool outgrown = false;
+#pragma unroll
+  for (int r = 0; r < 2 * kMmaTiles; ++r) {
+    largest[r] = s[r / 2][0][r % 2 * 2];
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      largest[r] = fmaxf(fmaxf(largest[r], s[r / 2][n][r % 2 * 2]), s[r / 2][n][r % 2 * 2 + 1]);
+    }
+    outgrown |= (largest[r] - state.m[r]) * scale_log2 > kSlack;
+  }
+  if (__any_sync(kWholeWarp, outgrown)) raise_reference<kMmaTiles, kHeadDim, kColumns>(state, largest, scale_log2);
+#pragma unroll
+  for (int r = 0; r < 2 * kMmaTiles; ++r) {
+    // A row that has seen nothing has m = -inf and scores of -inf; their exponentials must be 0, not NaN.
+    const float shift = state.m[r] == -INFINITY ? 0.0f : -state.m[r] * scale_log2;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[r / 2][n][r % 2 * 2 + i];
+        x = exp2_approx(fmaf(x, scale_log2, shift));
+        state.l[r] += x;
+      }
+    }
+  }
+}
+
+template <DType T, int kHeadDim>
+struct Forward : ForwardTiles<kHeadDim> {
+  using Tiles = ForwardTiles<kHeadDim>;
+  using Tiles::kKeys, Tiles::kQueries, Tiles::kMmaTiles, Tiles::kRows, Tiles::kShape;
+  static constexpr int kThreads = kShape.threads();
+
+  const Params& params;
+  const BlockArgs& block = params.block;
+  std::uint32_t shared;
+  std::int32_t tile, head, batch;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  RowState<kMmaTiles, kHeadDim> state;
+
+  __device__ __forceinline__ std::int32_t row_of(int r) const {
+    return warp * 16 * kMmaTiles + r / 2 * 16 + r % 2 * 8 + lane / 4;
+  }
+  __device__ __forceinline__ std::int32_t token_of(int r) const { return tile * kQueries + row_of(r); }
+  __device__ __forceinline__ std::int64_t state_row(std::int32_t token) const {
+    return (std::int64_t{batch} * block.Hq + head) * block.Sq + token;
+  }
+
+  __device__ __forceinline__ void copy_keys(const Rows& rows, int to, std::int32_t key_tile) const {
+    const std::int64_t first = std::int64_t{key_tile} * kKeys;
+    const std::int64_t count = block.Skv - first < kKeys ? block.Skv - first : kKeys;
+    copy_tile<kKeys, kHeadDim, kThreads>(shared + to, GlobalRows(rows, batch, head / params.group, first),
+                                         static_cast<int>(count), static_cast<int>(block.D), params.aligned);
+  }
+
+  // The interval of keys that each row may see. Rows past the end see none.
+  __device__ __forceinline__ void store_intervals() const {
+    auto* intervals = reinterpret_cast<int2*>(shared_pointer() + Tiles::kIntervals);
+    for (int row = threadIdx.x; row < kQueries; row += kThreads) {
+      const std::int32_t token = tile * kQueries + row;
+      int2 interval{0, -1};
+      if (token < block.Sq) {
+        const std::int32_t position = position_of(block.query_segments, token);
+        interval = {block.mask.first_key(position), block.mask.last_key(position)};
+      }
+      intervals[row] = interval;
+    }
+  }
+
+  __device__ __forceinline__ static char* shared_pointer() {
+    extern __shared__ __align__(1024) char memory[];
+    return memory;
+  }
+
+  __device__ __forceinline__ void load_state() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const std::int32_t token = token_of(r);
+      const bool inside = block.load_state && token < block.Sq;
+      const std::int64_t row = state_row(token);
+      state.m[r] = inside ? static_cast<const float*>(block.m)[row] : -INFINITY;
+      state.l[r] = inside && lane % 4 == 0 ? static_cast<const float*>(block.l)[row] : 0.0f;
+      const float* o = static_cast<const float*>(block.o) + row * block.D + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+        const bool read = inside && n * 8 < block.D;
+        const float2 pair = read ? *reinterpret_cast<const float2*>(o + n * 8) : float2{0.0f, 0.0f};
+        state.o[r / 2][n][r % 2 * 2] = pair.x;
+        state.o[r / 2][n][r % 2 * 2 + 1] = pair.y;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_state() const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float l = quad_sum(state.l[r]);
+      const std::int32_t token = token_of(r);
+      if (token >= block.Sq) continue;
+      const std::int64_t row = state_row(token);
+      if (lane % 4 == 0) {
+        static_cast<float*>(block.m)[row] = state.m[r];
+        static_cast<float*>(block.l)[row] = l;
+      }
+      float* o = static_cast<float*>(block.o) + row * block.D + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+        if (n * 8 >= block.D) break;
+        *reinterpret_cast<float2*>(o + n * 8) = {state.o[r / 2][n][r % 2 * 2], state.o[r / 2][n][r % 2 * 2 + 1]};
+      }
+    }
+  }
+
+  // out = o / l by way of the warp's own rows of the query tile, so that 16 bytes are stored at a time; lse.
+  __device__ __forceinline__ void finalize() {
+    __syncwarp();  // all lanes are done with the queries
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float l = quad_sum(state.l[r]);
+      const float inverse = l == 0.0f ? 0.0f : 1.0f / l;
+      const std::int32_t token = token_of(r);
+      if (lane % 4 == 0 && token < block.Sq) {
+        static_cast<float*>(block.lse)[state_row(token)] =
+            l == 0.0f ? -INFINITY : fmaf(state.m[r], static_cast<float>(block.scale), logf(l));
+      }
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+        store_shared_4(shared + pair_at<kQueries>(row_of(r), n * 8 + lane % 4 * 2),
+                       pack<T>(state.o[r / 2][n][r % 2 * 2] * inverse, state.o[r / 2][n][r % 2 * 2 + 1] * inverse));
+      }
+    }
+    __syncwarp();
+    const Rows& out = block.out;
+    auto* base = static_cast<std::uint16_t*>(out.data) + batch * out.batch_stride + head * out.head_stride;
+#pragma unroll 1
+    for (int i = lane; i < 16 * kMmaTiles * kHeadDim / kChunk; i += 32) {
+      const int row = warp * 16 * kMmaTiles + i / (kHeadDim / kChunk), column = i % (kHeadDim / kChunk) * kChunk;
+      const std::int64_t token = tile * kQueries + row;
+      if (token >= block.Sq || column >= block.D) continue;
+      std::uint32_t words[4];
+      load_shared_16(words, shared + pair_at<kQueries>(row, column));
+      std::uint16_t* to = base + token * out.token_stride + column;
+      if (params.aligned) {
+        *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+      } else {
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) to[j] = static_cast<std::uint16_t>(words[j / 2] >> 16 * (j % 2));
+      }
+    }
+  }
+
+  // s = q k^T
+  __device__ __forceinline__ void scores(float (&s)[kMmaTiles][kKeys / 8][4]) const {
+    const std::uint32_t q = shared + tall_lane(lane), k = shared + Tiles::kKeyTile + wide_lane(lane);
+#pragma unroll
+    for (int i = 0; i < kMmaTiles; ++i) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[i][n][j] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < kHeadDim; d += 16) {
+      std::uint32_t a[kMmaTiles][4];
+      load_a<kMmaTiles, kQueries>(a, q + warp * 16 * kMmaTiles * kRowBytes, d);
+#pragma unroll
+      for (int n = 0; n < kKeys; n += 16) {
+        std::uint32_t b[4];
+        load_matrices(b, fragment_at<kKeys>(k, n, d));
+        multiply_pair<T>(s, n / 8, a, b);
+      }
+    }
+  }
+
+  // Scores of keys that a row does not see become -inf.
+  __device__ __forceinline__ void apply_mask(float (&s)[kMmaTiles][kKeys / 8][4], std::int32_t key_tile) const {
+    const auto* intervals = reinterpret_cast<const int2*>(shared_pointer() + Tiles::kIntervals);
+    int2 interval[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) interval[r] = intervals[row_of(r)];
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::int32_t key = key_tile * kKeys + n * 8 + lane % 4 * 2 + i;
+        const std::int32_t position = key < block.Skv ? position_of(block.key_segments, key) : Mask::kUnbounded;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (position < interval[r].x || position > interval[r].y) s[r / 2][n][r % 2 * 2 + i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // o += p v
+  __device__ __forceinline__ void add_values(const float (&p)[kMmaTiles][kKeys / 8][4]) {
+    const std::uint32_t v = shared + Tiles::kValueTile + tall_lane(lane);
+#pragma unroll
+    for (int k = 0; k < kKeys; k += 16) {
+      std::uint32_t a[kMmaTiles][4];
+      pack_a<T>(a, p, k / 16);
+#pragma unroll
+      for (int d = 0; d < kHeadDim; d += 16) {
+        std::uint32_t b[4];
+        load_matrices_transposed(b, fragment_at<kKeys>(v, k, d));
+        multiply_pair<T>(state.o, d / 8, a, b);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    VisibleTiles<true, kQueries, kKeys> walk(block, tile);
+    Tile now, next;
+    bool more = walk.next(now);
+    if (!more && block.load_state && !block.finalize) return;  // the state stays as it is
+
+    const std::int64_t first = std::int64_t{tile} * kQueries;
+    const std::int64_t count = block.Sq - first < kQueries ? block.Sq - first : kQueries;
+    if (more) {
+      copy_tile<kQueries, kHeadDim, kThreads>(shared, GlobalRows(block.query, batch, head, first),
+                                              static_cast<int>(count), static_cast<int>(block.D), params.aligned);
+      copy_keys(block.key, Tiles::kKeyTile, now.index);
+      commit_copies();
+      store_intervals();
+    }
+    load_state();
+    while (more) {
+      wait_copies<0>();
+      __syncthreads();  // this key tile has landed everywhere; the previous value tile has been read by all
+      copy_keys(block.value, Tiles::kValueTile, now.index);
+      commit_copies();
+      more = walk.next(next);
+      float s[kMmaTiles][kKeys / 8][4];
+      scores(s);
+      wait_copies<0>();
+      __syncthreads();  // this value tile has landed everywhere; the key tile has been read by all
+      if (more) copy_keys(block.key, Tiles::kKeyTile, next.index);
+      commit_copies();
+      if (!now.full) apply_mask(s, now.index);
+      softmax(s, state, params.scale_log2);
+      add_values(s);
+      now = next;
+    }
+    if (block.store_state) store_state();
+    if (block.finalize) finalize();
+  }
+};
+
+template <DType T, int kHeadDim>
+__device__ __forceinline__ void forward(const Params& params) {
+  std::int32_t index = blockIdx.x;
+  const std::int32_t tile = params.query_tiles - 1 - index % params.query_tiles;  // under a causal mask the longest first
+  index /= params.query_tiles;
+  const auto heads = static_cast<std::int32_t>(params.block.Hq);
+  const std::uint32_t shared = shared_address(Forward<T, kHeadDim>::shared_pointer());
+  Forward<T, kHeadDim> kernel{{}, params, params.block, shared, tile, index % heads, index / heads};
+  kernel.run();
+}
+
+}  // namespace ringattn::cuda
