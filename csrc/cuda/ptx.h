@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "core/block_args.h"
 
@@ -16,6 +17,33 @@ inline constexpr int kArch = __CUDA_ARCH__ / 10;
 inline constexpr int kArch = 0;
 #endif
 
+// Calls body.operator()<0>(), …, <kCount - 1>(): a loop whose index is a constant, as offsets in instructions must be.
+template <int kCount, typename Body>
+__device__ __forceinline__ void unrolled(Body&& body) {
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    (body.template operator()<i>(), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
+
+// The same value, but computed here once: the compiler would rather recompute an address in every tile than keep it.
+__device__ __forceinline__ std::uint32_t kept(std::uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Read anew: what follows from these need not be kept in registers until it is needed again.
+__device__ __forceinline__ std::int32_t block_index() {
+  std::int32_t x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
+__device__ __forceinline__ std::int32_t thread_index() {
+  std::int32_t x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // --- copies ----------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
@@ -23,8 +51,11 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 }
 
 // 16 bytes, past L1. Asynchronous: until its group is waited for, the destination belongs to the copy.
+template <int kSharedOffset, int kGlobalOffset>
 __device__ __forceinline__ void copy_async_16(std::uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0 + %2], [%1 + %3], 16;" ::"r"(shared), "l"(global),
+               "n"(kSharedOffset), "n"(kGlobalOffset)
+               : "memory");
 }
 
 // The same, or 16 zero bytes; then global is not read.
@@ -57,30 +88,34 @@ __device__ __forceinline__ void load_shared_16(std::uint32_t (&r)[4], std::uint3
                : "memory");
 }
 
+template <int kOffset>
 __device__ __forceinline__ void store_shared_4(std::uint32_t shared, std::uint32_t r) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(r) : "memory");
+  asm volatile("st.shared.b32 [%0 + %2], %1;" ::"r"(shared), "r"(r), "n"(kOffset) : "memory");
 }
 
+template <int kOffset>
 __device__ __forceinline__ float2 load_shared_float2(std::uint32_t shared) {
   float2 r;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(shared) : "memory");
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2 + %3];" : "=f"(r.x), "=f"(r.y) : "r"(shared), "n"(kOffset) : "memory");
   return r;
 }
 
 // --- matrices --------------------------------------------------------------------------------------------------------
 
 // Four 8 x 8 matrices of 16-bit elements; lanes 8i … 8i + 7 give the addresses of the rows of matrix i.
+template <int kOffset>
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared)
+               : "r"(shared), "n"(kOffset)
                : "memory");
 }
 
+template <int kOffset>
 __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t shared) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared)
+               : "r"(shared), "n"(kOffset)
                : "memory");
 }
 

@@ -66,8 +66,8 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
 constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, bool adds_queries = false) {
   const int query_tile = shape.queries * head_dim * 2, key_tile = shape.keys * head_dim * 2;
   switch (kernel) {
-    case Kernel::forward:  // q, k, v; the interval of every row
-      return query_tile + 2 * key_tile + shape.queries * 8;
+    case Kernel::forward:  // q, k, v; the interval of every row; two pointers of every thread
+      return query_tile + 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
     case Kernel::backward_keys: {
       // k, v; q and dO, in stages with lse and delta; p and ds, where warps share rows; ds, where dQ is added
       const int product = shape.queries * shape.keys * 2;

@@ -29,10 +29,12 @@ __device__ __forceinline__ std::uint32_t wide_lane(int lane) {
   return (lane % 8 + lane / 16 * 8) * kRowBytes + ((lane / 8 % 2 ^ lane % 8) << 4);
 }
 
-// The 16 x 16 elements at (row, column) of a tile; both multiples of 16. lane: the tile's address plus the lane's.
+// Where the 16 x 16 elements at (row, column) of a tile lie, as two parts of an address: bits to flip in the lane's
+// address, and bytes to add. Rows and columns are multiples of 16.
+__host__ __device__ constexpr std::uint32_t fragment_flip(int column) { return column % kPanelColumns * 2; }
 template <int kRows>
-__device__ __forceinline__ std::uint32_t fragment_at(std::uint32_t lane, int row, int column) {
-  return (lane ^ (column % kPanelColumns * 2)) + column / kPanelColumns * kRows * kRowBytes + row * kRowBytes;
+__host__ __device__ constexpr int fragment_offset(int row, int column) {
+  return (column / kPanelColumns * kRows + row) * kRowBytes;
 }
 
 // Where the pair of elements (row, column), (row, column + 1) lies, relative to the tile.
@@ -42,68 +44,80 @@ __device__ __forceinline__ std::uint32_t pair_at(int row, int column) {
          ((column % kPanelColumns / kChunk ^ row % 8) << 4) + column % kChunk * 2;
 }
 
-// Rows of one head in global memory.
-struct GlobalRows {
-  const char* data;
-  std::int64_t stride;  // bytes
+// Copies tiles of [kRows, kColumns] with all threads of the block: eight of them take one row of a panel. Rows from
+// `count` on and columns from `columns` on, a multiple of 8, become zero. Asynchronous, except that rows that are not
+// aligned to 16 bytes are copied element by element at once.
+template <int kRows, int kColumns, int kThreads>
+struct TileCopy {
+  static constexpr int kStep = kThreads / 8;  // rows between two copies of a thread
+  static constexpr int kPanels = kColumns / kPanelColumns;
+  static_assert(kRows % kStep == 0 && kStep % 8 == 0);
 
-  __device__ GlobalRows(const Rows& rows, std::int64_t batch, std::int64_t head, std::int64_t token)
-      : data(static_cast<const char*>(rows.data) +
-             2 * (batch * rows.batch_stride + head * rows.head_stride + token * rows.token_stride)),
-        stride(2 * rows.token_stride) {}
+  // Where this thread's part of a tile lies.
+  __device__ __forceinline__ static std::uint32_t lane() {
+    return threadIdx.x / 8 * kRowBytes + ((threadIdx.x % 8 ^ threadIdx.x / 8 % 8) << 4);
+  }
+
+  // to: the tile's address and `lane`. from: the first row's address and this thread's part, as `source` makes it.
+  __device__ __forceinline__ void whole(std::uint32_t to, const char* from, std::int64_t stride) const {
+    unrolled<kRows / kStep>([&]<int i>() {
+      unrolled<kPanels>([&]<int panel>() {
+        copy_async_16<(panel * kRows + i * kStep) * kRowBytes, panel * kRowBytes>(to, from);
+      });
+      from += kStep * stride;
+    });
+  }
+
+  __device__ __forceinline__ void part(std::uint32_t to, const char* from, std::int64_t stride, int count, int columns,
+                                       bool aligned) const {
+#pragma unroll 1
+    for (int row = threadIdx.x / 8; row < kRows; row += kStep) {
+#pragma unroll 1
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const bool inside = row < count && panel * kPanelColumns + threadIdx.x % 8 * kChunk < columns;
+        const char* source = from + panel * kRowBytes;
+        if (aligned) {
+          copy_async_16_or_zero(to + panel * kRows * kRowBytes, source, inside);
+          continue;
+        }
+        std::uint32_t words[4] = {};
+        if (inside) {
+          const auto* elements = reinterpret_cast<const std::uint16_t*>(source);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) words[i] = elements[2 * i] | std::uint32_t{elements[2 * i + 1]} << 16;
+        }
+        store_shared_16(to + panel * kRows * kRowBytes, words);
+      }
+      to += kStep * kRowBytes;
+      from += kStep * stride;
+    }
+  }
+
+  __device__ __forceinline__ static const char* source(const Rows& rows, std::int64_t batch, std::int64_t head) {
+    return static_cast<const char*>(rows.data) + 2 * (batch * rows.batch_stride + head * rows.head_stride +
+                                                      threadIdx.x / 8 * rows.token_stride + threadIdx.x % 8 * kChunk);
+  }
+
+  // The tile that starts at `token` of `tokens`; from: as `source` makes it.
+  __device__ __forceinline__ void operator()(std::uint32_t to, const char* from, const Rows& rows, std::int32_t token,
+                                             const Params& params, std::int64_t tokens) const {
+    const std::int64_t stride = 2 * rows.token_stride;
+    from += token * stride;
+    const auto left = static_cast<std::int32_t>(tokens) - token;
+    if (params.fills_columns && left >= kRows) {
+      whole(to, from, stride);
+    } else {
+      part(to, from, stride, left, static_cast<int>(params.block.D), params.aligned);
+    }
+  }
 };
 
-// Copies `count` rows of `columns` elements into a tile; the rest of the tile becomes zero. The thread block does it
-// together: eight threads take one row of a panel. Asynchronous, except that rows that are not aligned to 16 bytes are
-// copied element by element at once. columns is a multiple of 8.
-template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void copy_tile(std::uint32_t tile, const GlobalRows& from, int count, int columns,
-                                          bool aligned) {
-  constexpr int kStep = kThreads / 8;  // rows between two copies of a thread
-  constexpr int kPanels = kColumns / kPanelColumns;
-  static_assert(kRows % kStep == 0 && kStep % 8 == 0);
-  const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
-  std::uint32_t to = tile + row * kRowBytes + ((chunk ^ row % 8) << 4);
-  const char* source = from.data + row * from.stride + chunk * 16;
-  if (aligned && count == kRows && columns == kColumns) {
-#pragma unroll
-    for (int i = 0; i < kRows / kStep; ++i) {
-#pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        copy_async_16(to + (panel * kRows + i * kStep) * kRowBytes, source + panel * kRowBytes);
-      }
-      source += kStep * from.stride;
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int r = row; r < kRows; r += kStep) {
-#pragma unroll 1
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const bool inside = r < count && panel * kPanelColumns + chunk * kChunk < columns;
-      const std::uint32_t at = to + panel * kRows * kRowBytes;
-      const char* chunk_source = inside ? source + panel * kRowBytes : from.data;
-      if (aligned) {
-        copy_async_16_or_zero(at, chunk_source, inside);
-        continue;
-      }
-      std::uint32_t words[4] = {};
-      if (inside) {
-        const auto* elements = reinterpret_cast<const std::uint16_t*>(chunk_source);
-        for (int i = 0; i < 4; ++i) words[i] = elements[2 * i] | std::uint32_t{elements[2 * i + 1]} << 16;
-      }
-      store_shared_16(at, words);
-    }
-    to += kStep * kRowBytes;
-    source += kStep * from.stride;
-  }
-}
-
-// The A fragments of the rows from `row` on, all of the tile's columns that k-step `step` needs: [m][k] in memory.
-template <int kTiles, int kRows>
-__device__ __forceinline__ void load_a(std::uint32_t (&a)[kTiles][4], std::uint32_t tall, int column) {
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) load_matrices(a[i], fragment_at<kRows>(tall, 16 * i, column));
+// A fragments of kTiles x 16 rows from row 0 on at a column: [m][k] in memory. lane: the tile's address and tall_lane.
+template <int kRows, int kColumn, int kTiles>
+__device__ __forceinline__ void load_a(std::uint32_t (&a)[kTiles][4], std::uint32_t lane) {
+  unrolled<kTiles>([&]<int i>() {
+    load_matrices<fragment_offset<kRows>(16 * i, kColumn)>(a[i], lane ^ fragment_flip(kColumn));
+  });
 }
 
 // d += a b for 16 columns of d, whose B fragments are b.

@@ -21,9 +21,13 @@ __device__ __forceinline__ std::int32_t position_of(const Segments& tokens, std:
   return index < first ? tokens.items[0].position(index) : tokens.items[1].position(index - first);
 }
 
+// A tile, or none, in one register.
 struct Tile {
-  std::int32_t index;
-  bool full;  // every pair is visible, and the tile is whole
+  std::int32_t code = -1;
+
+  __device__ __forceinline__ bool exists() const { return code >= 0; }
+  __device__ __forceinline__ std::int32_t index() const { return code >> 1; }
+  __device__ __forceinline__ bool is_full() const { return code & 1; }  // every pair is visible, and the tile is whole
 };
 
 // Walks upwards over the key tiles that a query tile sees at least one pair of; or over the query tiles that see at
@@ -33,16 +37,15 @@ class VisibleTiles {
  public:
   __device__ VisibleTiles(const BlockArgs& block, std::int32_t own_tile) : block_(block), own_tile_(own_tile) {}
 
-  // False at the end.
-  __device__ __forceinline__ bool next(Tile& tile) {
+  __device__ __forceinline__ Tile next() {
     while (visible_ == 0) {
-      if (first_ >= tile_count()) return false;
+      if (first_ >= tile_count()) return {};
       look();
     }
     const int bit = __ffs(visible_) - 1;
-    tile = {first_ - 32 + bit, (full_ >> bit & 1) != 0};
+    const Tile tile{(first_ - 32 + bit) << 1 | static_cast<std::int32_t>(full_ >> bit & 1)};
     visible_ &= visible_ - 1;
-    return true;
+    return tile;
   }
 
  private:

@@ -32,7 +32,20 @@ struct ForwardTiles {
   static constexpr int kKeyTile = kTileBytes<kQueries, kHeadDim>;
   static constexpr int kValueTile = kKeyTile + kTileBytes<kKeys, kHeadDim>;
   static constexpr int kIntervals = kValueTile + kTileBytes<kKeys, kHeadDim>;
-  static constexpr int kSharedBytes = kIntervals + kQueries * static_cast<int>(sizeof(int2));
+  static constexpr int kSources = kIntervals + kQueries * static_cast<int>(sizeof(int2));
+  static constexpr int kSharedBytes = kSources + kShape.threads() * 2 * static_cast<int>(sizeof(char*));
+  static_assert(kSharedBytes == shared_bytes_of(Kernel::forward, kShape, kHeadDim));
+};
+
+// What a thread block works on: under a causal mask the last query tiles take longest, so they start first.
+struct Place {
+  std::int32_t tile, head, batch;
+
+  __device__ __forceinline__ static Place of(const Params& params) {
+    const std::int32_t index = block_index(), rest = index / params.query_tiles;
+    const auto heads = static_cast<std::int32_t>(params.block.Hq);
+    return {params.query_tiles - 1 - index % params.query_tiles, rest % heads, rest / heads};
+  }
 };
 
 // The lane's part of the state of its rows. Row r of a lane is row 16 (r / 2) + 8 (r % 2) + lane / 4 of its warp.
@@ -64,8 +77,7 @@ __device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& s
 // s becomes p; l gains its row sums.
 template <int kMmaTiles, int kHeadDim, int kColumns>
 __device__ __forceinline__ void softmax(float (&s)[kMmaTiles][kColumns][4], RowState<kMmaTiles, kHeadDim>& state,
-                                        float scale_log2) {
-  constexpr float kSlack = 8.0f;  // in log2
+                                        float scale_log2, float slack) {
   float largest[2 * kMmaTiles];
   bool outgrown = false;
 #pragma unroll
@@ -75,13 +87,13 @@ __device__ __forceinline__ void softmax(float (&s)[kMmaTiles][kColumns][4], RowS
     for (int n = 0; n < kColumns; ++n) {
       largest[r] = fmaxf(fmaxf(largest[r], s[r / 2][n][r % 2 * 2]), s[r / 2][n][r % 2 * 2 + 1]);
     }
-    outgrown |= (largest[r] - state.m[r]) * scale_log2 > kSlack;
+    outgrown |= largest[r] > state.m[r] + slack;
   }
   if (__any_sync(kWholeWarp, outgrown)) raise_reference<kMmaTiles, kHeadDim, kColumns>(state, largest, scale_log2);
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
     // A row that has seen nothing has m = -inf and scores of -inf; their exponentials must be 0, not NaN.
-    const float shift = state.m[r] == -INFINITY ? 0.0f : -state.m[r] * scale_log2;
+    const float shift = state.m[r] == -INFINITY ? 0.0f : state.m[r] * -scale_log2;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -99,34 +111,43 @@ struct Forward : ForwardTiles<kHeadDim> {
   using Tiles = ForwardTiles<kHeadDim>;
   using Tiles::kKeys, Tiles::kQueries, Tiles::kMmaTiles, Tiles::kRows, Tiles::kShape;
   static constexpr int kThreads = kShape.threads();
+  using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
+  using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
 
   const Params& params;
   const BlockArgs& block = params.block;
   std::uint32_t shared;
-  std::int32_t tile, head, batch;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  std::uint32_t copy_to = kept(shared + QueryCopy::lane());
+  std::uint32_t q_lane = kept(shared + warp * 16 * kMmaTiles * kRowBytes + tall_lane(lane));
+  std::uint32_t k_lane = kept(shared + Tiles::kKeyTile + wide_lane(lane));
+  std::uint32_t v_lane = kept(shared + Tiles::kValueTile + tall_lane(lane));
   RowState<kMmaTiles, kHeadDim> state;
 
   __device__ __forceinline__ std::int32_t row_of(int r) const {
     return warp * 16 * kMmaTiles + r / 2 * 16 + r % 2 * 8 + lane / 4;
   }
-  __device__ __forceinline__ std::int32_t token_of(int r) const { return tile * kQueries + row_of(r); }
-  __device__ __forceinline__ std::int64_t state_row(std::int32_t token) const {
-    return (std::int64_t{batch} * block.Hq + head) * block.Sq + token;
+  __device__ __forceinline__ std::int64_t state_row(const Place& place, std::int32_t token) const {
+    return (std::int64_t{place.batch} * block.Hq + place.head) * block.Sq + token;
   }
 
-  __device__ __forceinline__ void copy_keys(const Rows& rows, int to, std::int32_t key_tile) const {
-    const std::int64_t first = std::int64_t{key_tile} * kKeys;
-    const std::int64_t count = block.Skv - first < kKeys ? block.Skv - first : kKeys;
-    copy_tile<kKeys, kHeadDim, kThreads>(shared + to, GlobalRows(rows, batch, head / params.group, first),
-                                         static_cast<int>(count), static_cast<int>(block.D), params.aligned);
+  // Where this thread starts to read keys (0) and values (1). Registers are scarce, so they lie in shared memory.
+  __device__ __forceinline__ static const char*& source_of(int which) {
+    return reinterpret_cast<const char**>(shared_pointer() + Tiles::kSources)[which * kThreads + thread_index()];
+  }
+
+  __device__ __forceinline__ void copy_keys(Tile tile) const {
+    KeyCopy{}(copy_to + Tiles::kKeyTile, source_of(0), block.key, tile.index() * kKeys, params, block.Skv);
+  }
+  __device__ __forceinline__ void copy_values(Tile tile) const {
+    KeyCopy{}(copy_to + Tiles::kValueTile, source_of(1), block.value, tile.index() * kKeys, params, block.Skv);
   }
 
   // The interval of keys that each row may see. Rows past the end see none.
-  __device__ __forceinline__ void store_intervals() const {
+  __device__ __forceinline__ void store_intervals(const Place& place) const {
     auto* intervals = reinterpret_cast<int2*>(shared_pointer() + Tiles::kIntervals);
     for (int row = threadIdx.x; row < kQueries; row += kThreads) {
-      const std::int32_t token = tile * kQueries + row;
+      const std::int32_t token = place.tile * kQueries + row;
       int2 interval{0, -1};
       if (token < block.Sq) {
         const std::int32_t position = position_of(block.query_segments, token);
@@ -141,12 +162,22 @@ struct Forward : ForwardTiles<kHeadDim> {
     return memory;
   }
 
-  __device__ __forceinline__ void load_state() {
+  __device__ __forceinline__ void empty_state() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const std::int32_t token = token_of(r);
-      const bool inside = block.load_state && token < block.Sq;
-      const std::int64_t row = state_row(token);
+      state.m[r] = -INFINITY;
+      state.l[r] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) state.o[r / 2][n][r % 2 * 2] = state.o[r / 2][n][r % 2 * 2 + 1] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void load_state(const Place& place) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const std::int32_t token = place.tile * kQueries + row_of(r);
+      const bool inside = token < block.Sq;
+      const std::int64_t row = state_row(place, token);
       state.m[r] = inside ? static_cast<const float*>(block.m)[row] : -INFINITY;
       state.l[r] = inside && lane % 4 == 0 ? static_cast<const float*>(block.l)[row] : 0.0f;
       const float* o = static_cast<const float*>(block.o) + row * block.D + lane % 4 * 2;
@@ -160,13 +191,13 @@ struct Forward : ForwardTiles<kHeadDim> {
     }
   }
 
-  __device__ __forceinline__ void store_state() const {
+  __device__ __forceinline__ void store_state(const Place& place) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float l = quad_sum(state.l[r]);
-      const std::int32_t token = token_of(r);
+      const std::int32_t token = place.tile * kQueries + row_of(r);
       if (token >= block.Sq) continue;
-      const std::int64_t row = state_row(token);
+      const std::int64_t row = state_row(place, token);
       if (lane % 4 == 0) {
         static_cast<float*>(block.m)[row] = state.m[r];
         static_cast<float*>(block.l)[row] = l;
@@ -181,30 +212,30 @@ struct Forward : ForwardTiles<kHeadDim> {
   }
 
   // out = o / l by way of the warp's own rows of the query tile, so that 16 bytes are stored at a time; lse.
-  __device__ __forceinline__ void finalize() {
+  __device__ __forceinline__ void finalize(const Place& place) {
     __syncwarp();  // all lanes are done with the queries
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float l = quad_sum(state.l[r]);
       const float inverse = l == 0.0f ? 0.0f : 1.0f / l;
-      const std::int32_t token = token_of(r);
+      const std::int32_t token = place.tile * kQueries + row_of(r);
       if (lane % 4 == 0 && token < block.Sq) {
-        static_cast<float*>(block.lse)[state_row(token)] =
+        static_cast<float*>(block.lse)[state_row(place, token)] =
             l == 0.0f ? -INFINITY : fmaf(state.m[r], static_cast<float>(block.scale), logf(l));
       }
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n) {
-        store_shared_4(shared + pair_at<kQueries>(row_of(r), n * 8 + lane % 4 * 2),
+        store_shared_4<0>(shared + pair_at<kQueries>(row_of(r), n * 8 + lane % 4 * 2),
                        pack<T>(state.o[r / 2][n][r % 2 * 2] * inverse, state.o[r / 2][n][r % 2 * 2 + 1] * inverse));
       }
     }
     __syncwarp();
     const Rows& out = block.out;
-    auto* base = static_cast<std::uint16_t*>(out.data) + batch * out.batch_stride + head * out.head_stride;
+    auto* base = static_cast<std::uint16_t*>(out.data) + place.batch * out.batch_stride + place.head * out.head_stride;
 #pragma unroll 1
     for (int i = lane; i < 16 * kMmaTiles * kHeadDim / kChunk; i += 32) {
       const int row = warp * 16 * kMmaTiles + i / (kHeadDim / kChunk), column = i % (kHeadDim / kChunk) * kChunk;
-      const std::int64_t token = tile * kQueries + row;
+      const std::int64_t token = place.tile * kQueries + row;
       if (token >= block.Sq || column >= block.D) continue;
       std::uint32_t words[4];
       load_shared_16(words, shared + pair_at<kQueries>(row, column));
@@ -220,7 +251,6 @@ struct Forward : ForwardTiles<kHeadDim> {
 
   // s = q k^T
   __device__ __forceinline__ void scores(float (&s)[kMmaTiles][kKeys / 8][4]) const {
-    const std::uint32_t q = shared + tall_lane(lane), k = shared + Tiles::kKeyTile + wide_lane(lane);
 #pragma unroll
     for (int i = 0; i < kMmaTiles; ++i) {
 #pragma unroll
@@ -229,17 +259,15 @@ struct Forward : ForwardTiles<kHeadDim> {
         for (int j = 0; j < 4; ++j) s[i][n][j] = 0.0f;
       }
     }
-#pragma unroll
-    for (int d = 0; d < kHeadDim; d += 16) {
+    unrolled<kHeadDim / 16>([&]<int d>() {
       std::uint32_t a[kMmaTiles][4];
-      load_a<kMmaTiles, kQueries>(a, q + warp * 16 * kMmaTiles * kRowBytes, d);
-#pragma unroll
-      for (int n = 0; n < kKeys; n += 16) {
+      load_a<kQueries, 16 * d>(a, q_lane);
+      unrolled<kKeys / 16>([&]<int n>() {
         std::uint32_t b[4];
-        load_matrices(b, fragment_at<kKeys>(k, n, d));
-        multiply_pair<T>(s, n / 8, a, b);
-      }
-    }
+        load_matrices<fragment_offset<kKeys>(16 * n, 16 * d)>(b, k_lane ^ fragment_flip(16 * d));
+        multiply_pair<T>(s, 2 * n, a, b);
+      });
+    });
   }
 
   // Scores of keys that a row does not see become -inf.
@@ -264,66 +292,63 @@ struct Forward : ForwardTiles<kHeadDim> {
 
   // o += p v
   __device__ __forceinline__ void add_values(const float (&p)[kMmaTiles][kKeys / 8][4]) {
-    const std::uint32_t v = shared + Tiles::kValueTile + tall_lane(lane);
-#pragma unroll
-    for (int k = 0; k < kKeys; k += 16) {
+    unrolled<kKeys / 16>([&]<int k>() {
       std::uint32_t a[kMmaTiles][4];
-      pack_a<T>(a, p, k / 16);
-#pragma unroll
-      for (int d = 0; d < kHeadDim; d += 16) {
+      pack_a<T>(a, p, k);
+      unrolled<kHeadDim / 16>([&]<int d>() {
         std::uint32_t b[4];
-        load_matrices_transposed(b, fragment_at<kKeys>(v, k, d));
-        multiply_pair<T>(state.o, d / 8, a, b);
-      }
-    }
+        load_matrices_transposed<fragment_offset<kKeys>(16 * k, 16 * d)>(b, v_lane ^ fragment_flip(16 * d));
+        multiply_pair<T>(state.o, 2 * d, a, b);
+      });
+    });
   }
 
   __device__ __forceinline__ void run() {
-    VisibleTiles<true, kQueries, kKeys> walk(block, tile);
-    Tile now, next;
-    bool more = walk.next(now);
-    if (!more && block.load_state && !block.finalize) return;  // the state stays as it is
+    const Place place = Place::of(params);
+    VisibleTiles<true, kQueries, kKeys> walk(block, place.tile);
+    Tile now = walk.next();
+    if (!now.exists() && block.load_state && !block.finalize) return;  // the state stays as it is
 
-    const std::int64_t first = std::int64_t{tile} * kQueries;
-    const std::int64_t count = block.Sq - first < kQueries ? block.Sq - first : kQueries;
-    if (more) {
-      copy_tile<kQueries, kHeadDim, kThreads>(shared, GlobalRows(block.query, batch, head, first),
-                                              static_cast<int>(count), static_cast<int>(block.D), params.aligned);
-      copy_keys(block.key, Tiles::kKeyTile, now.index);
+    const std::int32_t key_head = place.head / params.group;
+    source_of(0) = KeyCopy::source(block.key, place.batch, key_head);
+    source_of(1) = KeyCopy::source(block.value, place.batch, key_head);
+    if (now.exists()) {
+      QueryCopy{}(copy_to, QueryCopy::source(block.query, place.batch, place.head), block.query, place.tile * kQueries,
+                  params, block.Sq);
+      copy_keys(now);
       commit_copies();
-      store_intervals();
+      store_intervals(place);
     }
-    load_state();
-    while (more) {
+    if (block.load_state) {
+      load_state(place);
+    } else {
+      empty_state();
+    }
+    while (now.exists()) {
       wait_copies<0>();
       __syncthreads();  // this key tile has landed everywhere; the previous value tile has been read by all
-      copy_keys(block.value, Tiles::kValueTile, now.index);
+      copy_values(now);
       commit_copies();
-      more = walk.next(next);
+      const Tile next = walk.next();
       float s[kMmaTiles][kKeys / 8][4];
       scores(s);
       wait_copies<0>();
       __syncthreads();  // this value tile has landed everywhere; the key tile has been read by all
-      if (more) copy_keys(block.key, Tiles::kKeyTile, next.index);
+      if (next.exists()) copy_keys(next);
       commit_copies();
-      if (!now.full) apply_mask(s, now.index);
-      softmax(s, state, params.scale_log2);
+      if (!now.is_full()) apply_mask(s, now.index());
+      softmax(s, state, params.scale_log2, params.slack);
       add_values(s);
       now = next;
     }
-    if (block.store_state) store_state();
-    if (block.finalize) finalize();
+    if (block.store_state) store_state(Place::of(params));
+    if (block.finalize) finalize(Place::of(params));
   }
 };
 
 template <DType T, int kHeadDim>
 __device__ __forceinline__ void forward(const Params& params) {
-  std::int32_t index = blockIdx.x;
-  const std::int32_t tile = params.query_tiles - 1 - index % params.query_tiles;  // under a causal mask the longest first
-  index /= params.query_tiles;
-  const auto heads = static_cast<std::int32_t>(params.block.Hq);
-  const std::uint32_t shared = shared_address(Forward<T, kHeadDim>::shared_pointer());
-  Forward<T, kHeadDim> kernel{{}, params, params.block, shared, tile, index % heads, index / heads};
+  Forward<T, kHeadDim> kernel{{}, params, params.block, shared_address(Forward<T, kHeadDim>::shared_pointer())};
   kernel.run();
 }
 
