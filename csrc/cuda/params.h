@@ -9,7 +9,7 @@ namespace ringattn::cuda {
 
 struct Params {
   BlockArgs block;
-  float scale_log2 = 0;  // scale * log2(e): exponentials are in base 2
+  float scale_log2 = 0, minus_scale_log2 = 0;  // scale * log2(e): exponentials are in base 2
   std::int32_t group = 1;  // query heads that share a key head
   std::int32_t query_tiles = 0, key_tiles = 0;
   float slack = 0;  // 8 / scale_log2: scores may exceed the reference maximum by a factor of 2^8 after exp2

@@ -12,6 +12,7 @@ enum class Kernel { forward, backward_keys, backward_queries };
 struct Shape {
   int queries;         // of a tile
   int keys;            // of a tile
+  int score_keys;      // of them, those whose scores a warp holds at a time
   int warps;           // of a thread block
   int tiles_per_warp;  // m16 tiles of the rows that a warp owns: queries, or keys in backward_keys
   int column_warps;    // warps that share those rows, each with its part of the head_dim
@@ -47,17 +48,17 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
   const bool small = has_small_shared_memory(arch);
   switch (kernel) {
     case Kernel::forward:
-      if (small) return {64, 64, 4, 1, 1, 1, head_dim == 256 ? 1 : 2};
-      if (head_dim == 256) return {128, 64, 8, 1, 1, 1, 1};
-      return {128, 64, 4, 2, 1, 1, 2};
+      if (head_dim == 64) return {128, 128, 64, 4, 2, 1, 1, 2};
+      if (head_dim == 128) return small ? Shape{128, 32, 32, 4, 2, 1, 1, 2} : Shape{128, 64, 64, 4, 2, 1, 1, 2};
+      return small ? Shape{64, 64, 64, 4, 1, 1, 1, 1} : Shape{128, 64, 64, 8, 1, 1, 1, 1};
     case Kernel::backward_keys:
-      if (head_dim == 256) return small ? Shape{32, 32, 8, 1, 4, 1, 1} : Shape{64, 64, 8, 1, 2, 1, 1};
-      if (head_dim == 128 && small) return {64, 64, 4, 1, 1, 1, 1};
-      return {64, 128, 8, 1, 1, 2, 1};
+      if (head_dim == 256) return small ? Shape{32, 32, 32, 8, 1, 4, 1, 1} : Shape{64, 64, 64, 8, 1, 2, 1, 1};
+      if (head_dim == 128 && small) return {64, 64, 64, 4, 1, 1, 1, 1};
+      return {64, 128, 128, 8, 1, 1, 2, 1};
     case Kernel::backward_queries:
-      if (head_dim == 256) return small ? Shape{64, 32, 4, 1, 1, 1, 1} : Shape{64, 64, 4, 1, 1, 1, 1};
-      if (small) return {64, 64, 4, 1, 1, 1, head_dim == 64 ? 2 : 1};
-      return {128, 64, 8, 1, 1, 1, 1};
+      if (head_dim == 256) return small ? Shape{64, 32, 32, 4, 1, 1, 1, 1} : Shape{64, 64, 64, 4, 1, 1, 1, 1};
+      if (small) return {64, 64, 64, 4, 1, 1, 1, head_dim == 64 ? 2 : 1};
+      return {128, 64, 64, 8, 1, 1, 1, 1};
   }
   return {};
 }

@@ -37,11 +37,10 @@ __host__ __device__ constexpr int fragment_offset(int row, int column) {
   return (column / kPanelColumns * kRows + row) * kRowBytes;
 }
 
-// Where the pair of elements (row, column), (row, column + 1) lies, relative to the tile.
-template <int kRows>
-__device__ __forceinline__ std::uint32_t pair_at(int row, int column) {
-  return column / kPanelColumns * kRows * kRowBytes + row * kRowBytes +
-         ((column % kPanelColumns / kChunk ^ row % 8) << 4) + column % kChunk * 2;
+// Where a lane's pair of a fragment's elements in row `row` lies: columns 2t and 2t + 1 of the first eight. Others are
+// reached as above.
+__device__ __forceinline__ std::uint32_t pair_at(int row) {
+  return row * kRowBytes + (row % 8 << 4) + threadIdx.x % 4 * 4;
 }
 
 // Copies tiles of [kRows, kColumns] with all threads of the block: eight of them take one row of a panel. Rows from

@@ -13,6 +13,8 @@
 // into calls on a tile boundary takes the same decisions and gives the same o and m.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/params.h"
 #include "cuda/shapes.h"
 #include "cuda/tile.h"
@@ -24,6 +26,8 @@ template <int kHeadDim>
 struct ForwardTiles {
   static constexpr Shape kShape = shape_of(Kernel::forward, kArch, kHeadDim);
   static constexpr int kQueries = kShape.queries, kKeys = kShape.keys;
+  static constexpr int kScoreKeys = kShape.score_keys;
+  static constexpr bool kKeepsQueries = kHeadDim == 64;  // their fragments in registers
   static constexpr int kMmaTiles = kShape.tiles_per_warp;  // m16 tiles of a warp
   static constexpr int kRows = 2 * kMmaTiles;              // rows of a lane
   static_assert(kQueries == 16 * kMmaTiles * kShape.warps);
@@ -57,7 +61,7 @@ struct RowState {
 };
 
 // Makes the reference of every row at least its maximum in s, and rescales the row accordingly.
-template <int kMmaTiles, int kHeadDim, int kColumns>
+template <int kMmaTiles, int kHeadDim>
 __device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& state,
                                                 const float (&largest)[2 * kMmaTiles], float scale_log2) {
 #pragma unroll
@@ -77,9 +81,8 @@ __device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& s
 // s becomes p; l gains its row sums.
 template <int kMmaTiles, int kHeadDim, int kColumns>
 __device__ __forceinline__ void softmax(float (&s)[kMmaTiles][kColumns][4], RowState<kMmaTiles, kHeadDim>& state,
-                                        float scale_log2, float slack) {
-  float largest[2 * kMmaTiles];
-  bool outgrown = false;
+                                        const Params& params) {
+  float largest[2 * kMmaTiles], growth = -INFINITY;
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
     largest[r] = s[r / 2][0][r % 2 * 2];
@@ -87,19 +90,19 @@ __device__ __forceinline__ void softmax(float (&s)[kMmaTiles][kColumns][4], RowS
     for (int n = 0; n < kColumns; ++n) {
       largest[r] = fmaxf(fmaxf(largest[r], s[r / 2][n][r % 2 * 2]), s[r / 2][n][r % 2 * 2 + 1]);
     }
-    outgrown |= largest[r] > state.m[r] + slack;
+    growth = fmaxf(growth, largest[r] - state.m[r]);  // NaN, which is ignored, if both are -inf
   }
-  if (__any_sync(kWholeWarp, outgrown)) raise_reference<kMmaTiles, kHeadDim, kColumns>(state, largest, scale_log2);
+  if (__any_sync(kWholeWarp, growth > params.slack)) raise_reference(state, largest, params.scale_log2);
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
-    // A row that has seen nothing has m = -inf and scores of -inf; their exponentials must be 0, not NaN.
-    const float shift = state.m[r] == -INFINITY ? 0.0f : state.m[r] * -scale_log2;
+    // A row that has seen nothing has m = -inf and scores of -inf; a finite shift makes their exponentials 0, not NaN.
+    const float shift = fminf(state.m[r] * params.minus_scale_log2, FLT_MAX);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& x = s[r / 2][n][r % 2 * 2 + i];
-        x = exp2_approx(fmaf(x, scale_log2, shift));
+        x = exp2_approx(fmaf(x, params.scale_log2, shift));
         state.l[r] += x;
       }
     }
@@ -109,7 +112,7 @@ __device__ __forceinline__ void softmax(float (&s)[kMmaTiles][kColumns][4], RowS
 template <DType T, int kHeadDim>
 struct Forward : ForwardTiles<kHeadDim> {
   using Tiles = ForwardTiles<kHeadDim>;
-  using Tiles::kKeys, Tiles::kQueries, Tiles::kMmaTiles, Tiles::kRows, Tiles::kShape;
+  using Tiles::kKeys, Tiles::kQueries, Tiles::kScoreKeys, Tiles::kKeepsQueries, Tiles::kMmaTiles, Tiles::kRows, Tiles::kShape;
   static constexpr int kThreads = kShape.threads();
   using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
   using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
@@ -122,6 +125,9 @@ struct Forward : ForwardTiles<kHeadDim> {
   std::uint32_t q_lane = kept(shared + warp * 16 * kMmaTiles * kRowBytes + tall_lane(lane));
   std::uint32_t k_lane = kept(shared + Tiles::kKeyTile + wide_lane(lane));
   std::uint32_t v_lane = kept(shared + Tiles::kValueTile + tall_lane(lane));
+  using Scores = float[kMmaTiles][kScoreKeys / 8][4];
+  using Fragments = std::uint32_t[kMmaTiles][4];  // of A: 16 columns of the warp's rows
+  Fragments queries[kKeepsQueries ? kHeadDim / 16 : 1];
   RowState<kMmaTiles, kHeadDim> state;
 
   __device__ __forceinline__ std::int32_t row_of(int r) const {
@@ -223,64 +229,82 @@ struct Forward : ForwardTiles<kHeadDim> {
         static_cast<float*>(block.lse)[state_row(place, token)] =
             l == 0.0f ? -INFINITY : fmaf(state.m[r], static_cast<float>(block.scale), logf(l));
       }
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-        store_shared_4<0>(shared + pair_at<kQueries>(row_of(r), n * 8 + lane % 4 * 2),
-                       pack<T>(state.o[r / 2][n][r % 2 * 2] * inverse, state.o[r / 2][n][r % 2 * 2 + 1] * inverse));
-      }
+      unrolled<kHeadDim / 8>([&]<int n>() {
+        store_shared_4<fragment_offset<kQueries>(0, 8 * n)>(
+            (shared + pair_at(row_of(r))) ^ fragment_flip(8 * n),
+            pack<T>(state.o[r / 2][n][r % 2 * 2] * inverse, state.o[r / 2][n][r % 2 * 2 + 1] * inverse));
+      });
     }
     __syncwarp();
+    store_rows(place);
+  }
+
+  // Rows of the query tile, which hold the output now, to memory: eight lanes take one row of a panel.
+  __device__ __forceinline__ void store_rows(const Place& place) const {
     const Rows& out = block.out;
-    auto* base = static_cast<std::uint16_t*>(out.data) + place.batch * out.batch_stride + place.head * out.head_stride;
-#pragma unroll 1
-    for (int i = lane; i < 16 * kMmaTiles * kHeadDim / kChunk; i += 32) {
-      const int row = warp * 16 * kMmaTiles + i / (kHeadDim / kChunk), column = i % (kHeadDim / kChunk) * kChunk;
-      const std::int64_t token = place.tile * kQueries + row;
-      if (token >= block.Sq || column >= block.D) continue;
-      std::uint32_t words[4];
-      load_shared_16(words, shared + pair_at<kQueries>(row, column));
-      std::uint16_t* to = base + token * out.token_stride + column;
-      if (params.aligned) {
-        *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
-      } else {
+    const int column = lane % 8 * kChunk;
+    int row = warp * 16 * kMmaTiles + lane / 8;
+    auto* to = static_cast<std::uint16_t*>(out.data) + place.batch * out.batch_stride + place.head * out.head_stride +
+               (std::int64_t{place.tile} * kQueries + row) * out.token_stride + column;
 #pragma unroll
-        for (int j = 0; j < kChunk; ++j) to[j] = static_cast<std::uint16_t>(words[j / 2] >> 16 * (j % 2));
+    for (int i = 0; i < 4 * kMmaTiles; ++i) {
+      if (place.tile * kQueries + row >= block.Sq) break;
+#pragma unroll
+      for (int panel = 0; panel < kHeadDim / kPanelColumns; ++panel) {
+        if (panel * kPanelColumns + column >= block.D) break;
+        std::uint32_t words[4];
+        load_shared_16(words, shared + (panel * kQueries + row) * kRowBytes + ((lane % 8 ^ row % 8) << 4));
+        if (params.aligned) {
+          *reinterpret_cast<uint4*>(to + panel * kPanelColumns) = {words[0], words[1], words[2], words[3]};
+        } else {
+#pragma unroll
+          for (int j = 0; j < kChunk; ++j) {
+            to[panel * kPanelColumns + j] = static_cast<std::uint16_t>(words[j / 2] >> 16 * (j % 2));
+          }
+        }
       }
+      row += 4;
+      to += 4 * out.token_stride;
     }
   }
 
-  // s = q k^T
-  __device__ __forceinline__ void scores(float (&s)[kMmaTiles][kKeys / 8][4]) const {
+  // s = q k^T for the part of the key tile that starts at key kFirst.
+  template <int kFirst>
+  __device__ __forceinline__ void scores(Scores& s) const {
 #pragma unroll
     for (int i = 0; i < kMmaTiles; ++i) {
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
+      for (int n = 0; n < kScoreKeys / 8; ++n) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) s[i][n][j] = 0.0f;
       }
     }
     unrolled<kHeadDim / 16>([&]<int d>() {
-      std::uint32_t a[kMmaTiles][4];
-      load_a<kQueries, 16 * d>(a, q_lane);
-      unrolled<kKeys / 16>([&]<int n>() {
+      Fragments a;
+      if constexpr (!kKeepsQueries) load_a<kQueries, 16 * d>(a, q_lane);
+      unrolled<kScoreKeys / 16>([&]<int n>() {
         std::uint32_t b[4];
-        load_matrices<fragment_offset<kKeys>(16 * n, 16 * d)>(b, k_lane ^ fragment_flip(16 * d));
-        multiply_pair<T>(s, 2 * n, a, b);
+        load_matrices<fragment_offset<kKeys>(kFirst + 16 * n, 16 * d)>(b, k_lane ^ fragment_flip(16 * d));
+        if constexpr (kKeepsQueries) {
+          multiply_pair<T>(s, 2 * n, queries[d], b);
+        } else {
+          multiply_pair<T>(s, 2 * n, a, b);
+        }
       });
     });
   }
 
   // Scores of keys that a row does not see become -inf.
-  __device__ __forceinline__ void apply_mask(float (&s)[kMmaTiles][kKeys / 8][4], std::int32_t key_tile) const {
+  __device__ __forceinline__ void apply_mask(Scores& s, std::int32_t first_key) const {
     const auto* intervals = reinterpret_cast<const int2*>(shared_pointer() + Tiles::kIntervals);
     int2 interval[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) interval[r] = intervals[row_of(r)];
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
+    for (int n = 0; n < kScoreKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::int32_t key = key_tile * kKeys + n * 8 + lane % 4 * 2 + i;
+        const std::int32_t key = first_key + n * 8 + lane % 4 * 2 + i;
         const std::int32_t position = key < block.Skv ? position_of(block.key_segments, key) : Mask::kUnbounded;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -291,13 +315,14 @@ struct Forward : ForwardTiles<kHeadDim> {
   }
 
   // o += p v
-  __device__ __forceinline__ void add_values(const float (&p)[kMmaTiles][kKeys / 8][4]) {
-    unrolled<kKeys / 16>([&]<int k>() {
-      std::uint32_t a[kMmaTiles][4];
+  template <int kFirst>
+  __device__ __forceinline__ void add_values(const Scores& p) {
+    unrolled<kScoreKeys / 16>([&]<int k>() {
+      Fragments a;
       pack_a<T>(a, p, k);
       unrolled<kHeadDim / 16>([&]<int d>() {
         std::uint32_t b[4];
-        load_matrices_transposed<fragment_offset<kKeys>(16 * k, 16 * d)>(b, v_lane ^ fragment_flip(16 * d));
+        load_matrices_transposed<fragment_offset<kKeys>(kFirst + 16 * k, 16 * d)>(b, v_lane ^ fragment_flip(16 * d));
         multiply_pair<T>(state.o, 2 * d, a, b);
       });
     });
@@ -324,21 +349,29 @@ struct Forward : ForwardTiles<kHeadDim> {
     } else {
       empty_state();
     }
+    if constexpr (kKeepsQueries) {
+      wait_copies<0>();
+      __syncthreads();
+      unrolled<kHeadDim / 16>([&]<int d>() { load_a<kQueries, 16 * d>(queries[d], q_lane); });
+    }
     while (now.exists()) {
       wait_copies<0>();
       __syncthreads();  // this key tile has landed everywhere; the previous value tile has been read by all
       copy_values(now);
       commit_copies();
       const Tile next = walk.next();
-      float s[kMmaTiles][kKeys / 8][4];
-      scores(s);
-      wait_copies<0>();
-      __syncthreads();  // this value tile has landed everywhere; the key tile has been read by all
-      if (next.exists()) copy_keys(next);
-      commit_copies();
-      if (!now.is_full()) apply_mask(s, now.index());
-      softmax(s, state, params.scale_log2, params.slack);
-      add_values(s);
+      unrolled<kKeys / kScoreKeys>([&]<int part>() {
+        constexpr int kFirst = part * kScoreKeys;
+        Scores s;
+        scores<kFirst>(s);
+        wait_copies<0>();
+        __syncthreads();  // this value tile has landed everywhere; this part of the key tile has been read by all
+        if (kFirst + kScoreKeys == kKeys && next.exists()) copy_keys(next);
+        commit_copies();
+        if (!now.is_full()) apply_mask(s, now.index() * kKeys + kFirst);
+        softmax(s, state, params);
+        add_values<kFirst>(s);
+      });
       now = next;
     }
     if (block.store_state) store_state(Place::of(params));
