@@ -12,7 +12,6 @@ struct Params {
   float scale_log2 = 0, minus_scale_log2 = 0;  // scale * log2(e): exponentials are in base 2
   std::int32_t group = 1;  // query heads that share a key head
   std::int32_t query_tiles = 0, key_tiles = 0;
-  float slack = 0;  // 8 / scale_log2: scores may exceed the reference maximum by a factor of 2^8 after exp2
   bool aligned = true;  // rows of query, key, value, out and grad_out start at multiples of 16 bytes
   bool fills_columns = true;  // and are as long as those of the compiled tile
 };

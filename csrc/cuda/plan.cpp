@@ -39,7 +39,6 @@ Params params_of(const BlockArgs& block, std::initializer_list<const Rows*> rows
   params.scale_log2 = static_cast<float>(block.scale * kLog2E);
   params.group = static_cast<std::int32_t>(block.Hkv > 0 ? block.Hq / block.Hkv : 1);
   params.minus_scale_log2 = -params.scale_log2;
-  params.slack = 8 / params.scale_log2;
   for (const Rows* one : rows) {
     if (one->data != nullptr) params.aligned = params.aligned && is_multiple(*one, 8, 2);
   }

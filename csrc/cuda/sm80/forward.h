@@ -7,9 +7,10 @@
 // nothing but the copies is shared between warps. Q is staged once. Of K and V one tile each is in shared memory: V is
 // copied while the scores are computed, the next K while the softmax and the second product are.
 //
-// m is a reference, not always the maximum: it moves, and o and l are rescaled, only when a row's scores outgrow it by
-// a factor of 2^8, which is exact in exact arithmetic and rare after the first tile. All lanes of a row know m; l is
-// spread over the four lanes of a row until the end. Sums that started from a carried state start there, so a pass cut
+// m is a reference, not always the maximum. The exponentials are taken with the m at hand; only if their sum outgrows
+// 2^8 in some row, m is raised to the maximum, o and l are rescaled and the exponentials taken again. That is exact in
+// exact arithmetic, happens in the first tile and rarely afterwards, and saves the search for the maximum elsewhere. An
+// exponential of at most 2^8 fits float16. All lanes of a row know m; l is spread over the four lanes of a row until the end. Sums that started from a carried state start there, so a pass cut
 // into calls on a tile boundary takes the same decisions and gives the same o and m.
 #pragma once
 
@@ -61,12 +62,17 @@ struct RowState {
 };
 
 // Makes the reference of every row at least its maximum in s, and rescales the row accordingly.
-template <int kMmaTiles, int kHeadDim>
+template <int kMmaTiles, int kHeadDim, int kColumns>
 __device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& state,
-                                                const float (&largest)[2 * kMmaTiles], float scale_log2) {
+                                                const float (&s)[kMmaTiles][kColumns][4], float scale_log2) {
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
-    const float m = fmaxf(state.m[r], quad_max(largest[r]));
+    float largest = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      largest = fmaxf(fmaxf(largest, s[r / 2][n][r % 2 * 2]), s[r / 2][n][r % 2 * 2 + 1]);
+    }
+    const float m = fmaxf(state.m[r], quad_max(largest));
     const float factor = m == state.m[r] ? 1.0f : exp2_approx((state.m[r] - m) * scale_log2);
     state.m[r] = m;
     state.l[r] *= factor;
@@ -78,35 +84,43 @@ __device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& s
   }
 }
 
-// s becomes p; l gains its row sums.
-template <int kMmaTiles, int kHeadDim, int kColumns>
-__device__ __forceinline__ void softmax(float (&s)[kMmaTiles][kColumns][4], RowState<kMmaTiles, kHeadDim>& state,
-                                        const Params& params) {
-  float largest[2 * kMmaTiles], growth = -INFINITY;
+// p = exp2(c s - c m), rounded to T, as the A fragments of the second product; sums: of the lane's p, row by row.
+template <DType T, int kMmaTiles, int kHeadDim, int kColumns>
+__device__ __forceinline__ void exponentials(std::uint32_t (&p)[kColumns / 2][kMmaTiles][4], float (&sums)[2 * kMmaTiles],
+                                             const float (&s)[kMmaTiles][kColumns][4],
+                                             const RowState<kMmaTiles, kHeadDim>& state, const Params& params) {
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
-    largest[r] = s[r / 2][0][r % 2 * 2];
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      largest[r] = fmaxf(fmaxf(largest[r], s[r / 2][n][r % 2 * 2]), s[r / 2][n][r % 2 * 2 + 1]);
-    }
-    growth = fmaxf(growth, largest[r] - state.m[r]);  // NaN, which is ignored, if both are -inf
-  }
-  if (__any_sync(kWholeWarp, growth > params.slack)) raise_reference(state, largest, params.scale_log2);
-#pragma unroll
-  for (int r = 0; r < 2 * kMmaTiles; ++r) {
-    // A row that has seen nothing has m = -inf and scores of -inf; a finite shift makes their exponentials 0, not NaN.
+    // A row that has seen nothing has m = -inf: keys that it does not see give 0, not NaN, and any other gives +inf.
     const float shift = fminf(state.m[r] * params.minus_scale_log2, FLT_MAX);
+    sums[r] = 0.0f;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& x = s[r / 2][n][r % 2 * 2 + i];
-        x = exp2_approx(fmaf(x, params.scale_log2, shift));
-        state.l[r] += x;
-      }
+      const float low = exp2_approx(fmaf(s[r / 2][n][r % 2 * 2], params.scale_log2, shift));
+      const float high = exp2_approx(fmaf(s[r / 2][n][r % 2 * 2 + 1], params.scale_log2, shift));
+      sums[r] = n == 0 ? low + high : sums[r] + low + high;
+      p[n / 2][r / 2][n % 2 * 2 + r % 2] = pack<T>(low, high);
     }
   }
+}
+
+// The softmax of one part of a key tile: p from s, with a reference that p does not outgrow; l gains the row sums.
+template <DType T, int kMmaTiles, int kHeadDim, int kColumns>
+__device__ __forceinline__ void softmax(std::uint32_t (&p)[kColumns / 2][kMmaTiles][4],
+                                        const float (&s)[kMmaTiles][kColumns][4],
+                                        RowState<kMmaTiles, kHeadDim>& state, const Params& params) {
+  constexpr float kLimit = 256.0f;
+  float sums[2 * kMmaTiles];
+  exponentials<T>(p, sums, s, state, params);
+  float largest = sums[0];
+#pragma unroll
+  for (int r = 1; r < 2 * kMmaTiles; ++r) largest = fmaxf(largest, sums[r]);
+  if (__any_sync(kWholeWarp, largest > kLimit)) {
+    raise_reference(state, s, params.scale_log2);
+    exponentials<T>(p, sums, s, state, params);
+  }
+#pragma unroll
+  for (int r = 0; r < 2 * kMmaTiles; ++r) state.l[r] += sums[r];
 }
 
 template <DType T, int kHeadDim>
@@ -127,6 +141,7 @@ struct Forward : ForwardTiles<kHeadDim> {
   std::uint32_t v_lane = kept(shared + Tiles::kValueTile + tall_lane(lane));
   using Scores = float[kMmaTiles][kScoreKeys / 8][4];
   using Fragments = std::uint32_t[kMmaTiles][4];  // of A: 16 columns of the warp's rows
+  using Probabilities = Fragments[kScoreKeys / 16];
   Fragments queries[kKeepsQueries ? kHeadDim / 16 : 1];
   RowState<kMmaTiles, kHeadDim> state;
 
@@ -316,14 +331,12 @@ struct Forward : ForwardTiles<kHeadDim> {
 
   // o += p v
   template <int kFirst>
-  __device__ __forceinline__ void add_values(const Scores& p) {
+  __device__ __forceinline__ void add_values(const Probabilities& p) {
     unrolled<kScoreKeys / 16>([&]<int k>() {
-      Fragments a;
-      pack_a<T>(a, p, k);
       unrolled<kHeadDim / 16>([&]<int d>() {
         std::uint32_t b[4];
         load_matrices_transposed<fragment_offset<kKeys>(kFirst + 16 * k, 16 * d)>(b, v_lane ^ fragment_flip(16 * d));
-        multiply_pair<T>(state.o, 2 * d, a, b);
+        multiply_pair<T>(state.o, 2 * d, p[k], b);
       });
     });
   }
@@ -369,8 +382,9 @@ struct Forward : ForwardTiles<kHeadDim> {
         if (kFirst + kScoreKeys == kKeys && next.exists()) copy_keys(next);
         commit_copies();
         if (!now.is_full()) apply_mask(s, now.index() * kKeys + kFirst);
-        softmax(s, state, params);
-        add_values<kFirst>(s);
+        Probabilities p;
+        softmax<T>(p, s, state, params);
+        add_values<kFirst>(p);
       });
       now = next;
     }
