@@ -111,13 +111,14 @@ __device__ __forceinline__ void softmax(std::uint32_t (&p)[kColumns / 2][kMmaTil
                                         RowState<kMmaTiles, kHeadDim>& state, const Params& params) {
   constexpr float kLimit = 256.0f;
   float sums[2 * kMmaTiles];
-  exponentials<T>(p, sums, s, state, params);
-  float largest = sums[0];
-#pragma unroll
-  for (int r = 1; r < 2 * kMmaTiles; ++r) largest = fmaxf(largest, sums[r]);
-  if (__any_sync(kWholeWarp, largest > kLimit)) {
-    raise_reference(state, s, params.scale_log2);
+#pragma unroll 1
+  while (true) {  // once, or twice: exponentials below the maximum are at most 1
     exponentials<T>(p, sums, s, state, params);
+    float largest = sums[0];
+#pragma unroll
+    for (int r = 1; r < 2 * kMmaTiles; ++r) largest = fmaxf(largest, sums[r]);
+    if (!__any_sync(kWholeWarp, largest > kLimit)) break;
+    raise_reference(state, s, params.scale_log2);
   }
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) state.l[r] += sums[r];
@@ -294,12 +295,13 @@ struct Forward : ForwardTiles<kHeadDim> {
         for (int j = 0; j < 4; ++j) s[i][n][j] = 0.0f;
       }
     }
+    const std::uint32_t q = kept(q_lane), k = kept(k_lane);
     unrolled<kHeadDim / 16>([&]<int d>() {
       Fragments a;
-      if constexpr (!kKeepsQueries) load_a<kQueries, 16 * d>(a, q_lane);
+      if constexpr (!kKeepsQueries) load_a<kQueries, 16 * d>(a, q);
       unrolled<kScoreKeys / 16>([&]<int n>() {
         std::uint32_t b[4];
-        load_matrices<fragment_offset<kKeys>(kFirst + 16 * n, 16 * d)>(b, k_lane ^ fragment_flip(16 * d));
+        load_matrices<fragment_offset<kKeys>(kFirst + 16 * n, 16 * d)>(b, k ^ fragment_flip(16 * d));
         if constexpr (kKeepsQueries) {
           multiply_pair<T>(s, 2 * n, queries[d], b);
         } else {
@@ -332,10 +334,11 @@ struct Forward : ForwardTiles<kHeadDim> {
   // o += p v
   template <int kFirst>
   __device__ __forceinline__ void add_values(const Probabilities& p) {
+    const std::uint32_t v = kept(v_lane);
     unrolled<kScoreKeys / 16>([&]<int k>() {
       unrolled<kHeadDim / 16>([&]<int d>() {
         std::uint32_t b[4];
-        load_matrices_transposed<fragment_offset<kKeys>(kFirst + 16 * k, 16 * d)>(b, v_lane ^ fragment_flip(16 * d));
+        load_matrices_transposed<fragment_offset<kKeys>(kFirst + 16 * k, 16 * d)>(b, v ^ fragment_flip(16 * d));
         multiply_pair<T>(state.o, 2 * d, p[k], b);
       });
     });

@@ -1,0 +1,10 @@
+// Forward, float16, head_dim up to 128.
+#include "cuda/sm80/forward.h"
+
+using namespace ringattn;
+
+extern "C" __global__ void __launch_bounds__(cuda::shape_of(cuda::Kernel::forward, cuda::kArch, 128).threads(),
+                                             cuda::shape_of(cuda::Kernel::forward, cuda::kArch, 128).blocks)
+    ringattn_forward_fp16_128(const __grid_constant__ cuda::Params params) {
+  cuda::forward<DType::float16, 128>(params);
+}
