@@ -40,6 +40,22 @@ struct Mask {
     return from_window < from_document ? from_window : from_document;
   }
 
+  // The same pairs from the other side: the queries that see the key at a position lie in [first_query, last_query].
+  RINGATTN_HOST_DEVICE std::int32_t first_query(std::int32_t position) const {
+    const std::int32_t from_window = position > right ? position - right : 0;
+    if (document_bounds == nullptr) return from_window;
+    const std::int32_t from_document = document_bounds[document_of(position)];
+    return from_window > from_document ? from_window : from_document;
+  }
+
+  RINGATTN_HOST_DEVICE std::int32_t last_query(std::int32_t position) const {
+    const std::int32_t from_window = kUnbounded - position > left ? position + left : kUnbounded;
+    if (document_bounds == nullptr) return from_window;
+    const std::int32_t document = document_of(position);  // the last one also has the queries behind all keys
+    const std::int32_t from_document = document + 1 < document_count ? document_bounds[document + 1] - 1 : kUnbounded;
+    return from_window < from_document ? from_window : from_document;
+  }
+
   // The document that holds a position; with empty documents at the position, the one that is not empty.
   RINGATTN_HOST_DEVICE std::int32_t document_of(std::int32_t position) const {
     std::int32_t below = 0, above = document_count;  // document_bounds[below] <= position < document_bounds[above]

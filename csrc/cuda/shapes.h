@@ -52,13 +52,13 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
       if (head_dim == 128) return small || arch >= 90 ? Shape{128, 32, 32, 4, 2, 1, 1, 2} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
       return small ? Shape{64, 64, 64, 4, 1, 1, 1, 1} : Shape{128, 64, 64, 8, 1, 1, 1, 1};
     case Kernel::backward_keys:
-      if (head_dim == 256) return small ? Shape{32, 32, 32, 8, 1, 4, 1, 1} : Shape{64, 64, 64, 8, 1, 2, 1, 1};
+      if (head_dim == 256) return small ? Shape{32, 32, 32, 4, 1, 2, 1, 1} : Shape{64, 64, 64, 8, 1, 2, 1, 1};
       if (head_dim == 128 && small) return {64, 64, 64, 4, 1, 1, 1, 1};
       return {64, 128, 128, 8, 1, 1, 2, 1};
     case Kernel::backward_queries:
-      if (head_dim == 256) return small ? Shape{64, 32, 32, 4, 1, 1, 1, 1} : Shape{64, 64, 64, 4, 1, 1, 1, 1};
-      if (small) return {64, 64, 64, 4, 1, 1, 1, head_dim == 64 ? 2 : 1};
-      return {128, 64, 64, 8, 1, 1, 1, 1};
+      if (head_dim == 256) return small ? Shape{64, 16, 16, 4, 1, 1, 2, 1} : Shape{64, 32, 32, 4, 1, 1, 2, 1};
+      if (small) return {64, 64, 64, 4, 1, 1, 2, head_dim == 64 ? 2 : 1};
+      return {128, 64, 64, 8, 1, 1, 2, 1};
   }
   return {};
 }
@@ -70,13 +70,14 @@ constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, b
     case Kernel::forward:  // q, k, v; the interval of every row; two pointers of every thread
       return query_tile + 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
     case Kernel::backward_keys: {
-      // k, v; q and dO, in stages with lse and delta; p and ds, where warps share rows; ds, where dQ is added
-      const int product = shape.queries * shape.keys * 2;
+      // k, v; q, dO, lse and delta of every stage; p and ds where warps share rows, ds where dQ is added. Rows of p and
+      // ds take a panel.
+      const int product = shape.keys * (shape.queries < 64 ? 64 : shape.queries) * 2;
       const int products = shape.column_warps > 1 ? 2 * product : adds_queries ? product : 0;
       return 2 * key_tile + shape.stages * (2 * query_tile + shape.queries * 8) + products;
     }
-    case Kernel::backward_queries:  // q, dO, k, v; the interval of every row
-      return 2 * query_tile + 2 * key_tile + shape.queries * 8;
+    case Kernel::backward_queries:  // q, dO; k and v of every stage; the interval of every row
+      return 2 * query_tile + shape.stages * 2 * key_tile + shape.queries * 8;
   }
   return 0;
 }

@@ -48,6 +48,8 @@ class VisibleTiles {
     return tile;
   }
 
+  __device__ __forceinline__ void restart() { first_ = 0; }
+
  private:
   __device__ std::int32_t tile_count() const {
     return static_cast<std::int32_t>(kWalksKeys ? (block_.Skv + kKeys - 1) / kKeys
