@@ -51,7 +51,9 @@ struct BlockArgs {
   Rows grad_out;                   // T
   const void* grad_lse = nullptr;  // A, [B, Hq, Sq] contiguous; or null: zero. Read by the delta kernel alone
   void* delta = nullptr;
-  void* lse_log2 = nullptr;  // float, as delta: lse * log2(e), or +inf for a row that saw nothing. GPUs alone
+  // What backward reads on GPUs, written there by the delta kernel; float, as delta. A row that saw nothing has -inf.
+  void* minus_lse_log2 = nullptr;  // -lse * log2(e)
+  void* minus_delta = nullptr;
   // Accumulators in A that backward adds to; a null data pointer means the gradient is not wanted.
   Rows grad_query, grad_key, grad_value;
   bool deterministic = true;

@@ -64,8 +64,11 @@ __device__ __forceinline__ void copy_async_16_or_zero(std::uint32_t shared, cons
                : "memory");
 }
 
+template <int kSharedOffset>
 __device__ __forceinline__ void copy_async_4_or_zero(std::uint32_t shared, const void* global, bool copy) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(copy ? 4 : 0) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0 + %3], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(copy ? 4 : 0),
+               "n"(kSharedOffset)
+               : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -170,8 +173,9 @@ __device__ __forceinline__ float2 unpack(std::uint32_t r) {
 }
 
 // Adds without returning; lanes and blocks may meet at one address.
+template <int kOffset>
 __device__ __forceinline__ void add_global(float* global, float x) {
-  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
+  asm volatile("red.global.add.f32 [%0 + %2], %1;" ::"l"(global), "f"(x), "n"(kOffset) : "memory");
 }
 
 // --- lanes -----------------------------------------------------------------------------------------------------------

@@ -70,14 +70,14 @@ constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, b
     case Kernel::forward:  // q, k, v; the interval of every row; two pointers of every thread
       return query_tile + 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
     case Kernel::backward_keys: {
-      // k, v; q, dO, lse and delta of every stage; p and ds where warps share rows, ds where dQ is added. Rows of p and
-      // ds take a panel.
+      // k, v; the stages of q, dO and the statistics of their rows, in a page; p and ds where warps share rows, ds where
+      // dQ is added, whose rows take a panel each; three pointers of every thread.
       const int product = shape.keys * (shape.queries < 64 ? 64 : shape.queries) * 2;
       const int products = shape.column_warps > 1 ? 2 * product : adds_queries ? product : 0;
-      return 2 * key_tile + shape.stages * (2 * query_tile + shape.queries * 8) + products;
+      return 2 * key_tile + shape.stages * (2 * query_tile + 1024) + products + shape.threads() * 24;
     }
-    case Kernel::backward_queries:  // q, dO; k and v of every stage; the interval of every row
-      return 2 * query_tile + shape.stages * 2 * key_tile + shape.queries * 8;
+    case Kernel::backward_queries:  // q, dO; the stages of k and v; the interval of every row; two pointers of every thread
+      return 2 * query_tile + shape.stages * 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
   }
   return 0;
 }

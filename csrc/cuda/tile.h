@@ -111,6 +111,12 @@ struct TileCopy {
   }
 };
 
+// A pointer of this thread, one of those behind `memory`: where registers are scarce, pointers lie in shared memory.
+template <int kThreads>
+__device__ __forceinline__ const char*& pointer_slot(char* memory, int which) {
+  return reinterpret_cast<const char**>(memory)[which * kThreads + thread_index()];
+}
+
 // A fragments of kTiles x 16 rows from row 0 on at a column: [m][k] in memory. lane: the tile's address and tall_lane.
 template <int kRows, int kColumn, int kTiles>
 __device__ __forceinline__ void load_a(std::uint32_t (&a)[kTiles][4], std::uint32_t lane) {

@@ -63,7 +63,8 @@ BlockArgs block_of(const py::dict& fields) {
     else if (name == "other_m") b.other_m = pointer(value);
     else if (name == "other_l") b.other_l = pointer(value);
     else if (name == "lse") b.lse = pointer(value);
-    else if (name == "lse_log2") b.lse_log2 = pointer(value);
+    else if (name == "minus_lse_log2") b.minus_lse_log2 = pointer(value);
+    else if (name == "minus_delta") b.minus_delta = pointer(value);
     else if (name == "delta") b.delta = pointer(value);
     else if (name == "grad_lse") b.grad_lse = pointer(value);
     else if (name == "load_state") b.load_state = value.cast<bool>();

@@ -1,7 +1,7 @@
 // dQ of one block of keys and values without atomic additions, with mma.sync: the same bits every time, for two
 // products more than backward_keys.h needs. c = scale * log2(e):
 //
-//   s = q k^T;  p = exp2(c s - lse_log2);  dp = dO v^T - delta;  ds = p dp;  dQ += scale ds k
+//   s = q k^T;  p = exp2(c s - log2(e) lse);  dp = dO v^T - delta;  ds = p dp;  dQ += scale ds k
 //
 // A thread block owns a query tile of one head and walks over its visible key tiles; a warp owns 16 queries from the
 // scores to dQ, so ds is, as it comes out of the first products, the A operand of the last. q and dO are staged once,
@@ -24,7 +24,7 @@ struct BackwardQueries {
   // Shared memory: q, dO, the stages of k and v, and the interval of visible keys of every row.
   static constexpr int kQueryTile = kTileBytes<kQueries, kHeadDim>, kKeyTile = kTileBytes<kKeys, kHeadDim>;
   static constexpr int kStage = 2 * kQueryTile, kIntervals = kStage + 4 * kKeyTile;
-  static_assert(kIntervals + kQueries * 8 == shared_bytes_of(Kernel::backward_queries, kShape, kHeadDim));
+  static_assert(kIntervals + kQueries * 8 + kThreads * 16 == shared_bytes_of(Kernel::backward_queries, kShape, kHeadDim));
 
   using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
   using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
@@ -44,7 +44,7 @@ struct BackwardQueries {
   const BlockArgs& block = params.block;
   std::uint32_t shared;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float lse[2], delta[2];  // of the lane's rows
+  float minus_lse[2], minus_delta[2];  // of the lane's rows
   float dq[1][kHeadDim / 8][4];
 
   __device__ __forceinline__ static char* shared_pointer() {
@@ -80,8 +80,8 @@ struct BackwardQueries {
     for (int r = 0; r < 2; ++r) {
       const std::int32_t token = place.tile * kQueries + row_of(r);
       const std::int64_t row = (std::int64_t{place.batch} * block.Hq + place.head) * block.Sq + token;
-      lse[r] = token < block.Sq ? static_cast<const float*>(block.lse_log2)[row] : INFINITY;
-      delta[r] = token < block.Sq ? static_cast<const float*>(block.delta)[row] : 0.0f;
+      minus_lse[r] = token < block.Sq ? static_cast<const float*>(block.minus_lse_log2)[row] : -INFINITY;
+      minus_delta[r] = token < block.Sq ? static_cast<const float*>(block.minus_delta)[row] : 0.0f;
     }
   }
 
@@ -126,7 +126,7 @@ struct BackwardQueries {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         s[0][n][i] = 0.0f;
-        ds[0][n][i] = -delta[i / 2];
+        ds[0][n][i] = minus_delta[i / 2];
       }
     }
     multiply_rows(s, shared, k);
@@ -135,7 +135,7 @@ struct BackwardQueries {
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ds[0][n][i] *= exp2_approx(fmaf(s[0][n][i], params.scale_log2, -lse[i / 2]));
+      for (int i = 0; i < 4; ++i) ds[0][n][i] *= exp2_approx(fmaf(s[0][n][i], params.scale_log2, minus_lse[i / 2]));
     }
     const std::uint32_t b_lane = kept(k + tall_lane(lane));
     unrolled<kKeys / 16>([&]<int step>() {

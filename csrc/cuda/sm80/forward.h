@@ -155,7 +155,7 @@ struct Forward : ForwardTiles<kHeadDim> {
 
   // Where this thread starts to read keys (0) and values (1). Registers are scarce, so they lie in shared memory.
   __device__ __forceinline__ static const char*& source_of(int which) {
-    return reinterpret_cast<const char**>(shared_pointer() + Tiles::kSources)[which * kThreads + thread_index()];
+    return pointer_slot<kThreads>(shared_pointer() + Tiles::kSources, which);
   }
 
   __device__ __forceinline__ void copy_keys(Tile tile) const {
