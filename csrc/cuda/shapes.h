@@ -12,7 +12,7 @@ enum class Kernel { forward, backward_keys, backward_queries };
 struct Shape {
   int queries;         // of a tile
   int keys;            // of a tile
-  int score_keys;      // of them, those whose scores a warp holds at a time
+  int score_columns;   // of the keys, or of the queries in backward_keys: scores that a warp holds at a time
   int warps;           // of a thread block
   int tiles_per_warp;  // m16 tiles of the rows that a warp owns: queries, or keys in backward_keys
   int column_warps;    // warps that share those rows, each with its part of the head_dim
@@ -52,9 +52,9 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
       if (head_dim == 128) return small || arch >= 90 ? Shape{128, 32, 32, 4, 2, 1, 1, 2} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
       return small ? Shape{64, 64, 64, 4, 1, 1, 1, 1} : Shape{128, 64, 64, 8, 1, 1, 1, 1};
     case Kernel::backward_keys:
-      if (head_dim == 256) return small ? Shape{32, 32, 32, 4, 1, 2, 1, 1} : Shape{64, 64, 64, 8, 1, 2, 1, 1};
-      if (head_dim == 128 && small) return {64, 64, 64, 4, 1, 1, 1, 1};
-      return {64, 128, 128, 8, 1, 1, 2, 1};
+      if (head_dim == 256) return small ? Shape{32, 32, 16, 4, 1, 2, 1, 1} : Shape{64, 64, 32, 8, 1, 2, 1, 1};
+      if (head_dim == 128) return small ? Shape{64, 64, 32, 4, 1, 1, 1, 1} : Shape{64, 128, 32, 8, 1, 1, 2, 1};
+      return {64, 128, 64, 8, 1, 1, 2, 1};
     case Kernel::backward_queries:
       if (head_dim == 256) return small ? Shape{64, 16, 16, 4, 1, 1, 2, 1} : Shape{64, 32, 32, 4, 1, 1, 2, 1};
       if (small) return {64, 64, 64, 4, 1, 1, 2, head_dim == 64 ? 2 : 1};
@@ -71,10 +71,10 @@ constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, b
       return query_tile + 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
     case Kernel::backward_keys: {
       // k, v; the stages of q, dO and the statistics of their rows, in a page; p and ds where warps share rows, ds where
-      // dQ is added, whose rows take a panel each; three pointers of every thread.
+      // dQ is added, whose rows take a panel each; four pointers of every thread.
       const int product = shape.keys * (shape.queries < 64 ? 64 : shape.queries) * 2;
       const int products = shape.column_warps > 1 ? 2 * product : adds_queries ? product : 0;
-      return 2 * key_tile + shape.stages * (2 * query_tile + 1024) + products + shape.threads() * 24;
+      return 2 * key_tile + shape.stages * (2 * query_tile + 1024) + products + shape.threads() * 32;
     }
     case Kernel::backward_queries:  // q, dO; the stages of k and v; the interval of every row; two pointers of every thread
       return 2 * query_tile + shape.stages * 2 * key_tile + shape.queries * 8 + shape.threads() * 16;

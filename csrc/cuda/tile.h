@@ -149,4 +149,27 @@ __device__ __forceinline__ void pack_a(std::uint32_t (&a)[kTiles][4], const floa
   }
 }
 
+// Memory += factor d, for the 16 rows of an accumulator fragment. to: the lane's first element, in row lane / 4 and
+// column 2t; rows, columns: how many are left there, from the fragment's first on.
+template <int kColumns>
+__device__ __forceinline__ void add_rows(float* to, std::int64_t stride, const float (&d)[1][kColumns / 8][4],
+                                         float factor, int rows, int columns) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (thread_index() % 32 / 4 + 8 * r >= rows) return;
+    const auto add = [&]<int n>() {
+      add_global<32 * n>(to, d[0][n][2 * r] * factor);
+      add_global<32 * n + 4>(to, d[0][n][2 * r + 1] * factor);
+    };
+    if (columns >= kColumns) {
+      unrolled<kColumns / 8>(add);
+    } else {
+      unrolled<kColumns / 8>([&]<int n>() {
+        if (8 * n < columns) add.template operator()<n>();
+      });
+    }
+    to += 8 * stride;
+  }
+}
+
 }  // namespace ringattn::cuda

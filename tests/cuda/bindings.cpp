@@ -102,7 +102,7 @@ PYBIND11_MODULE(_plan, m) {
                        : kernel == "backward_keys" ? cuda::Kernel::backward_keys
                                                    : cuda::Kernel::backward_queries;
     const cuda::Shape s = cuda::shape_of(which, arch, head_dim);
-    return py::dict(py::arg("queries") = s.queries, py::arg("keys") = s.keys, py::arg("warps") = s.warps,
+    return py::dict(py::arg("queries") = s.queries, py::arg("keys") = s.keys, py::arg("score_columns") = s.score_columns, py::arg("warps") = s.warps,
                     py::arg("tiles_per_warp") = s.tiles_per_warp, py::arg("column_warps") = s.column_warps,
                     py::arg("stages") = s.stages, py::arg("blocks") = s.blocks,
                     py::arg("shared_bytes") = cuda::shared_bytes_of(which, s, head_dim, true),

@@ -26,12 +26,12 @@ struct BackwardKeys {
   static constexpr int kQueries = kShape.queries, kKeys = kShape.keys, kThreads = kShape.threads();
   static constexpr int kColumnWarps = kShape.column_warps, kStages = kShape.stages;
   static constexpr int kColumns = kHeadDim / kColumnWarps;        // of dK and dV that a warp owns
-  static constexpr int kScoreQueries = kQueries / kColumnWarps;   // whose scores a warp makes
+  static constexpr int kOwnQueries = kQueries / kColumnWarps;     // whose scores a warp makes
+  static constexpr int kScoreQueries = kShape.score_columns;      // of them at a time
   static constexpr bool kShares = kColumnWarps > 1;
-  static_assert(kQueries <= kPanelColumns && kScoreQueries % 16 == 0);
+  static_assert(kQueries <= kPanelColumns && kScoreQueries % 16 == 0 && kOwnQueries % kScoreQueries == 0);
   static_assert(kKeys == 16 * kShape.warps / kColumnWarps && kShape.tiles_per_warp == 1);
 
-  // dQ of a query tile: a warp makes 16 queries and kQueryColumns columns.
   static constexpr int kQueryColumns = kHeadDim * kQueries / 16 / kShape.warps;
 
   // Shared memory: k, v, the stages (q, dO, -lse log2(e), -delta), ds and p where they are
@@ -45,6 +45,7 @@ struct BackwardKeys {
   using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
   using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
   using Scores = float[1][kScoreQueries / 8][4];
+  using Products = std::uint32_t[kScoreQueries / 16][1][4];
   using Gradient = float[1][kColumns / 8][4];
 
   struct Place {
@@ -55,12 +56,6 @@ struct BackwardKeys {
       const auto heads = static_cast<std::int32_t>(params.block.Hkv);
       return {index % params.key_tiles, rest % heads, rest / heads};
     }
-  };
-
-  // A query tile of one of the heads that share the key head.
-  struct Step {
-    Tile tile;
-    std::int32_t head;  // within the group
   };
 
   const Params& params;
@@ -79,18 +74,33 @@ struct BackwardKeys {
 
   __device__ __forceinline__ bool adds_queries() const { return block.grad_query.data != nullptr; }
 
-  // Where this thread starts to read q (0), dO (1) and the statistics (2) of the query head in hand.
+  // Where this thread starts to read q (0), dO (1) and the statistics (2) and to add to dQ (3) of a query head.
   __device__ __forceinline__ const char*& source_of(int which) const {
     const int products = kShares ? 2 * kProduct : adds_queries() ? kProduct : 0;
     return pointer_slot<kThreads>(shared_pointer() + kDs + products, which);
   }
 
-  __device__ __forceinline__ void set_sources(const Place& place, std::int32_t head_in_group) const {
+  __device__ __forceinline__ void set_sources(std::int32_t head_in_group) const {
+    const Place place = Place::of(params);
     const std::int32_t head = place.head * params.group + head_in_group;
     source_of(0) = QueryCopy::source(block.query, place.batch, head);
     source_of(1) = QueryCopy::source(block.grad_out, place.batch, head);
     const std::int64_t row = (std::int64_t{place.batch} * block.Hq + head) * block.Sq + threadIdx.x;
     source_of(2) = static_cast<const char*>(block.minus_lse_log2) + 4 * row;
+  }
+
+  // dQ of a query tile: a warp makes 16 queries and kQueryColumns columns.
+  __device__ __forceinline__ int gradient_row() const { return warp % (kQueries / 16) * 16; }
+  __device__ __forceinline__ int gradient_column() const { return warp / (kQueries / 16) * kQueryColumns; }
+
+  __device__ __forceinline__ void set_gradient(std::int32_t head_in_group) const {
+    if (!adds_queries()) return;
+    const Place place = Place::of(params);
+    const Rows& rows = block.grad_query;
+    source_of(3) = reinterpret_cast<const char*>(
+        static_cast<float*>(rows.data) + place.batch * rows.batch_stride +
+        (place.head * params.group + head_in_group) * rows.head_stride +
+        (gradient_row() + lane / 4) * rows.token_stride + gradient_column() + lane % 4 * 2);
   }
 
   __device__ __forceinline__ void copy_queries(Tile tile, int stage) const {
@@ -111,10 +121,10 @@ struct BackwardKeys {
   }
 
   // The queries that see each of the lane's keys; keys past the end are seen by none.
-  __device__ __forceinline__ void find_intervals(const Place& place, int2 (&interval)[2]) const {
+  __device__ __forceinline__ void find_intervals(int2 (&interval)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const std::int32_t key = place.tile * kKeys + key_row + r * 8 + lane / 4;
+      const std::int32_t key = Place::of(params).tile * kKeys + key_row + r * 8 + lane / 4;
       interval[r] = {0, -1};
       if (key < block.Skv) {
         const std::int32_t position = position_of(block.key_segments, key);
@@ -124,7 +134,9 @@ struct BackwardKeys {
   }
 
   // Scores of queries that do not see the key become -inf.
-  __device__ __forceinline__ void apply_mask(Scores& s, std::int32_t first_query, const int2 (&interval)[2]) const {
+  __device__ __forceinline__ void apply_mask(Scores& s, std::int32_t first_query) const {
+    int2 interval[2];
+    find_intervals(interval);
 #pragma unroll
     for (int n = 0; n < kScoreQueries / 8; ++n) {
 #pragma unroll
@@ -139,11 +151,13 @@ struct BackwardKeys {
     }
   }
 
-  // p^T and ds^T of the warp's keys and queries. q: the stage.
-  __device__ __forceinline__ void make_products(Scores& p, Scores& ds, Tile tile, int stage,
-                                                const int2 (&interval)[2]) const {
+  // p^T and ds^T of the warp's keys and some of its queries, rounded: A fragments of 16 queries each.
+  template <int kFirst>
+  __device__ __forceinline__ void make_products(Products& rounded_p, Products& rounded_ds, Tile tile,
+                                                int stage) const {
+    Scores p, ds;
     const std::uint32_t statistic =
-        kept(shared + kFirstStage + stage + (column_part * kScoreQueries + lane % 4 * 2) * 4);
+        kept(shared + kFirstStage + stage + (column_part * kOwnQueries + kFirst + lane % 4 * 2) * 4);
     unrolled<kScoreQueries / 8>([&]<int n>() {
       const float2 minus_delta = load_shared_float2<kStatistics + kQueries * 4 + n * 32>(statistic);
 #pragma unroll
@@ -154,13 +168,13 @@ struct BackwardKeys {
       }
     });
     const std::uint32_t k = kept(tall + key_row * kRowBytes);
-    const std::uint32_t q = kept(wide + stage + column_part * kScoreQueries * kRowBytes);
+    const std::uint32_t q = kept(wide + stage + column_part * kOwnQueries * kRowBytes);
     unrolled<kHeadDim / 16>([&]<int d>() {
       std::uint32_t a[2][1][4];
       load_matrices<fragment_offset<kKeys>(0, 16 * d)>(a[0][0], k ^ fragment_flip(16 * d));
       load_matrices<kKeyTile + fragment_offset<kKeys>(0, 16 * d)>(a[1][0], k ^ fragment_flip(16 * d));
       unrolled<kScoreQueries / 16>([&]<int n>() {
-        constexpr int kOffset = kFirstStage + fragment_offset<kQueries>(16 * n, 16 * d);
+        constexpr int kOffset = kFirstStage + fragment_offset<kQueries>(kFirst + 16 * n, 16 * d);
         std::uint32_t b[4];
         load_matrices<kOffset>(b, q ^ fragment_flip(16 * d));
         multiply_pair<T>(p, 2 * n, a[0], b);
@@ -168,62 +182,54 @@ struct BackwardKeys {
         multiply_pair<T>(ds, 2 * n, a[1], b);
       });
     });
-    if (!tile.is_full()) apply_mask(p, tile.index() * kQueries + column_part * kScoreQueries, interval);
-    unrolled<kScoreQueries / 8>([&]<int n>() {
-      const float2 minus_lse = load_shared_float2<kStatistics + n * 32>(statistic);
+    if (!tile.is_full()) apply_mask(p, tile.index() * kQueries + column_part * kOwnQueries + kFirst);
+    unrolled<kScoreQueries / 16>([&]<int step>() {
+      unrolled<2>([&]<int half>() {
+        constexpr int n = 2 * step + half;
+        const float2 minus_lse = load_shared_float2<kStatistics + n * 32>(statistic);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        p[0][n][2 * r] = exp2_approx(fmaf(p[0][n][2 * r], params.scale_log2, minus_lse.x));
-        p[0][n][2 * r + 1] = exp2_approx(fmaf(p[0][n][2 * r + 1], params.scale_log2, minus_lse.y));
-        ds[0][n][2 * r] *= p[0][n][2 * r];
-        ds[0][n][2 * r + 1] *= p[0][n][2 * r + 1];
-      }
-    });
-  }
-
-  // Rounds x and stores it as [key][query].
-  template <int kTile>
-  __device__ __forceinline__ void store_product(const Scores& x) const {
-    const std::uint32_t at =
-        kept((shared + pair_at(key_row + lane / 4)) ^ static_cast<std::uint32_t>(column_part * kScoreQueries * 2));
-    unrolled<kScoreQueries / 8>([&]<int n>() {
-      store_shared_4<kTile>(at ^ fragment_flip(8 * n), pack<T>(x[0][n][0], x[0][n][1]));
-      store_shared_4<kTile + 8 * kRowBytes>(at ^ fragment_flip(8 * n), pack<T>(x[0][n][2], x[0][n][3]));
-    });
-  }
-
-  // dV += p^T dO; dK += ds^T q. load_p and load_ds give the A fragments of 16 queries.
-  template <typename LoadP, typename LoadDs>
-  __device__ __forceinline__ void add_products(int stage, const LoadP& load_p, const LoadDs& load_ds) {
-    const std::uint32_t q = kept(tall + stage + column_part * (kColumns / kPanelColumns) * kQueries * kRowBytes);
-    unrolled<kQueries / 16>([&]<int step>() {
-      std::uint32_t a[2][1][4];
-      load_p.template operator()<step>(a[0]);
-      load_ds.template operator()<step>(a[1]);
-      unrolled<kColumns / 16>([&]<int n>() {
-        constexpr int kOffset = kFirstStage + fragment_offset<kQueries>(16 * step, 16 * n);
-        std::uint32_t b[4];
-        load_matrices_transposed<kOffset + kQueryTile>(b, q ^ fragment_flip(16 * n));
-        multiply_pair<T>(dv, 2 * n, a[0], b);
-        load_matrices_transposed<kOffset>(b, q ^ fragment_flip(16 * n));
-        multiply_pair<T>(dk, 2 * n, a[1], b);
+        for (int r = 0; r < 2; ++r) {
+          const float low = exp2_approx(fmaf(p[0][n][2 * r], params.scale_log2, minus_lse.x));
+          const float high = exp2_approx(fmaf(p[0][n][2 * r + 1], params.scale_log2, minus_lse.y));
+          rounded_p[step][0][2 * half + r] = pack<T>(low, high);
+          rounded_ds[step][0][2 * half + r] = pack<T>(ds[0][n][2 * r] * low, ds[0][n][2 * r + 1] * high);
+        }
       });
     });
   }
 
-  // dQ += scale ds k for the query tile; a warp makes 16 queries of it and some columns, kPart of them at a time.
-  __device__ __forceinline__ void add_query_gradient(const Place& place, Step step) const {
-    constexpr int kRowTiles = kQueries / 16, kPart = kQueryColumns < 64 ? kQueryColumns : 64;
-    const int row = warp % kRowTiles * 16, first_column = warp / kRowTiles * kQueryColumns;
-    const std::uint32_t a_lane = kept(wide ^ static_cast<std::uint32_t>(row * 2));
+  // Stores x, whose first query is kFirst of the warp's, as [key][query].
+  template <int kTile, int kFirst>
+  __device__ __forceinline__ void store_product(const Products& x) const {
+    const std::uint32_t at =
+        kept((shared + pair_at(key_row + lane / 4)) ^ static_cast<std::uint32_t>(column_part * kOwnQueries * 2));
+    unrolled<kScoreQueries / 8>([&]<int n>() {
+      store_shared_4<kTile>(at ^ fragment_flip(kFirst + 8 * n), x[n / 2][0][n % 2 * 2]);
+      store_shared_4<kTile + 8 * kRowBytes>(at ^ fragment_flip(kFirst + 8 * n), x[n / 2][0][n % 2 * 2 + 1]);
+    });
+  }
+
+  // dV += p^T dO; dK += ds^T q, for 16 queries, whose A fragments are p and ds.
+  template <int kStep>
+  __device__ __forceinline__ void add_products(std::uint32_t q, const std::uint32_t (&p)[1][4],
+                                               const std::uint32_t (&ds)[1][4]) {
+    unrolled<kColumns / 16>([&]<int n>() {
+      constexpr int kOffset = kFirstStage + fragment_offset<kQueries>(16 * kStep, 16 * n);
+      std::uint32_t b[4];
+      load_matrices_transposed<kOffset + kQueryTile>(b, q ^ fragment_flip(16 * n));
+      multiply_pair<T>(dv, 2 * n, p, b);
+      load_matrices_transposed<kOffset>(b, q ^ fragment_flip(16 * n));
+      multiply_pair<T>(dk, 2 * n, ds, b);
+    });
+  }
+
+  // dQ += scale ds k for the query tile, kPart columns at a time.
+  __device__ __forceinline__ void add_query_gradient(Tile tile) const {
+    constexpr int kPart = kQueryColumns < 64 ? kQueryColumns : 64;
+    const int first_column = gradient_column();
+    const std::uint32_t a_lane = kept(wide ^ static_cast<std::uint32_t>(gradient_row() * 2));
     const std::uint32_t b_lane = kept((tall + first_column / kPanelColumns * kKeys * kRowBytes) ^
                                       static_cast<std::uint32_t>(first_column % kPanelColumns * 2));
-    const Rows& rows = block.grad_query;
-    const std::int32_t token = step.tile.index() * kQueries + row + lane / 4;
-    float* to = static_cast<float*>(rows.data) + place.batch * rows.batch_stride +
-                (place.head * params.group + step.head) * rows.head_stride + token * rows.token_stride + first_column +
-                lane % 4 * 2;
-    const auto scale = static_cast<float>(block.scale);
     unrolled<kQueryColumns / kPart>([&]<int part>() {
       float dq[1][kPart / 8][4] = {};
       unrolled<kKeys / 16>([&]<int k>() {
@@ -236,109 +242,98 @@ struct BackwardKeys {
           multiply_pair<T>(dq, 2 * n, a, b);
         });
       });
-      const auto left = static_cast<int>(block.D) - first_column - part * kPart;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (token + 8 * r >= block.Sq) continue;
-        float* row_to = to + 8 * r * rows.token_stride;
-        unrolled<kPart / 8>([&]<int n>() {
-          if (left < kPart && 8 * n >= left) return;
-          add_global<(part * kPart + 8 * n) * 4>(row_to, dq[0][n][2 * r] * scale);
-          add_global<(part * kPart + 8 * n) * 4 + 4>(row_to, dq[0][n][2 * r + 1] * scale);
-        });
-      }
+      const std::int32_t first = tile.index() * kQueries;
+      float* to = reinterpret_cast<float*>(const_cast<char*>(source_of(3)));
+      add_rows<kPart>(to + first * block.grad_query.token_stride + part * kPart, block.grad_query.token_stride, dq,
+                      static_cast<float>(block.scale), static_cast<int>(block.Sq) - first - gradient_row(),
+                      static_cast<int>(block.D) - first_column - part * kPart);
     });
   }
 
-  // The accumulator of the keys gains d times factor. Nobody else touches these rows.
-  __device__ __forceinline__ void add_to_memory(const Rows& rows, const Place& place, const Gradient& d,
-                                                float factor) const {
+  // The accumulator of the keys gains factor d. Nobody else adds to these rows, so the order of additions is fixed.
+  __device__ __forceinline__ void add_to_memory(const Rows& rows, const Gradient& d, float factor) const {
     if (rows.data == nullptr) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::int32_t token = place.tile * kKeys + key_row + r * 8 + lane / 4;
-      if (token >= block.Skv) continue;
-      float* to = static_cast<float*>(rows.data) + place.batch * rows.batch_stride + place.head * rows.head_stride +
-                  token * rows.token_stride + column_part * kColumns + lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n) {
-        if (column_part * kColumns + n * 8 >= block.D) break;
-        auto* pair = reinterpret_cast<float2*>(to + n * 8);
-        const float2 sum = *pair;
-        *pair = {fmaf(d[0][n][2 * r], factor, sum.x), fmaf(d[0][n][2 * r + 1], factor, sum.y)};
-      }
-    }
+    const Place place = Place::of(params);
+    const std::int32_t first = place.tile * kKeys + key_row, column = column_part * kColumns;
+    float* to = static_cast<float*>(rows.data) + place.batch * rows.batch_stride + place.head * rows.head_stride +
+                (first + lane / 4) * rows.token_stride + column + lane % 4 * 2;
+    add_rows<kColumns>(to, rows.token_stride, d, factor, static_cast<int>(block.Skv) - first,
+                       static_cast<int>(block.D) - column);
   }
 
-  __device__ __forceinline__ void compute(const Place& place, Step step, int stage, const int2 (&interval)[2]) {
-    Scores p, ds;
-    make_products(p, ds, step.tile, stage, interval);
-    if constexpr (kShares) store_product<kP>(p);
-    if (kShares || adds_queries()) store_product<kDs>(ds);
+  __device__ __forceinline__ void compute(Tile tile, int stage) {
+    const std::uint32_t q = kept(tall + stage + column_part * (kColumns / kPanelColumns) * kQueries * kRowBytes);
+    unrolled<kOwnQueries / kScoreQueries>([&]<int part>() {
+      constexpr int kFirst = part * kScoreQueries;
+      Products p, ds;
+      make_products<kFirst>(p, ds, tile, stage);
+      if constexpr (kShares) store_product<kP, kFirst>(p);
+      if (kShares || adds_queries()) store_product<kDs, kFirst>(ds);
+      if constexpr (!kShares) {
+        unrolled<kScoreQueries / 16>([&]<int i>() { add_products<kFirst / 16 + i>(q, p[i], ds[i]); });
+      }
+    });
+    if (kShares || adds_queries()) __syncthreads();  // p and ds are complete
     if constexpr (kShares) {
-      __syncthreads();  // p and ds are complete
-      const std::uint32_t lane_of_a = kept(tall + key_row * kRowBytes);
-      const auto load = [&]<int kTile, int k>(std::uint32_t (&a)[1][4]) {
-        load_matrices<kTile>(a[0], lane_of_a ^ fragment_flip(16 * k));
-      };
-      add_products(
-          stage, [&]<int k>(std::uint32_t (&a)[1][4]) { load.template operator()<kP, k>(a); },
-          [&]<int k>(std::uint32_t (&a)[1][4]) { load.template operator()<kDs, k>(a); });
-    } else {
-      add_products(
-          stage, [&]<int k>(std::uint32_t (&a)[1][4]) { pack_a<T>(a, p, k); },
-          [&]<int k>(std::uint32_t (&a)[1][4]) { pack_a<T>(a, ds, k); });
-      if (adds_queries()) __syncthreads();  // ds is complete
+      const std::uint32_t product = kept(tall + key_row * kRowBytes);
+      unrolled<kQueries / 16>([&]<int i>() {
+        std::uint32_t p[1][4], ds[1][4];
+        load_matrices<kP>(p[0], product ^ fragment_flip(16 * i));
+        load_matrices<kDs>(ds[0], product ^ fragment_flip(16 * i));
+        add_products<i>(q, p, ds);
+      });
     }
-    if (adds_queries()) add_query_gradient(place, step);
+    if (adds_queries()) add_query_gradient(tile);
   }
 
   __device__ __forceinline__ void run() {
     const Place place = Place::of(params);
     VisibleTiles<false, kQueries, kKeys> walk(block, place.tile);
-    Step now{walk.next(), 0};
-    if (!now.tile.exists()) return;
+    Tile now = walk.next();
+    if (!now.exists()) return;
 
     KeyCopy{}(shared + KeyCopy::lane(), KeyCopy::source(block.key, place.batch, place.head), block.key,
               place.tile * kKeys, params, block.Skv);
     KeyCopy{}(shared + kKeyTile + KeyCopy::lane(), KeyCopy::source(block.value, place.batch, place.head), block.value,
               place.tile * kKeys, params, block.Skv);
-    set_sources(place, 0);
-    copy_queries(now.tile, 0);
+    set_sources(0);
+    set_gradient(0);
+    copy_queries(now, 0);
     commit_copies();
-    int2 interval[2];
-    find_intervals(place, interval);
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) dk[0][n][i] = dv[0][n][i] = 0.0f;
     }
     int stage = 0;
-    while (now.tile.exists()) {
-      Step next{walk.next(), now.head};
-      if (!next.tile.exists() && next.head + 1 < params.group) {
+    std::int32_t head = 0;  // of the tile that is copied
+    while (now.exists()) {
+      Tile next = walk.next();
+      const bool turns = !next.exists() && head + 1 < params.group;  // to the next head, from its first tile on
+      if (turns) {
         walk.restart();
-        next = {walk.next(), next.head + 1};
-        set_sources(place, next.head);
+        next = walk.next();
+        set_sources(++head);
       }
       wait_copies<0>();
       __syncthreads();  // this query tile has landed everywhere; the previous one has been read by all
       if constexpr (kStages == 2) {
-        if (next.tile.exists()) copy_queries(next.tile, kStage - stage);
+        if (next.exists()) copy_queries(next, kStage - stage);
         commit_copies();
       }
-      compute(place, now, stage, interval);
+      compute(now, stage);
+      if (turns) set_gradient(head);
       if constexpr (kStages == 1) {
         __syncthreads();
-        if (next.tile.exists()) copy_queries(next.tile, 0);
+        if (next.exists()) copy_queries(next, 0);
         commit_copies();
       } else {
         stage = kStage - stage;
       }
       now = next;
     }
-    add_to_memory(block.grad_key, place, dk, static_cast<float>(block.scale));
-    add_to_memory(block.grad_value, place, dv, 1.0f);
+    add_to_memory(block.grad_key, dk, static_cast<float>(block.scale));
+    add_to_memory(block.grad_value, dv, 1.0f);
   }
 };
 

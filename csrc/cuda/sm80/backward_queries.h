@@ -21,10 +21,11 @@ struct BackwardQueries {
   static constexpr int kQueries = kShape.queries, kKeys = kShape.keys, kThreads = kShape.threads();
   static_assert(kQueries == 16 * kShape.warps && kShape.tiles_per_warp == 1 && kShape.stages == 2);
 
-  // Shared memory: q, dO, the stages of k and v, and the interval of visible keys of every row.
+  // Shared memory: q, dO, the stages of k and v, the interval of visible keys of every row, and pointers.
   static constexpr int kQueryTile = kTileBytes<kQueries, kHeadDim>, kKeyTile = kTileBytes<kKeys, kHeadDim>;
-  static constexpr int kStage = 2 * kQueryTile, kIntervals = kStage + 4 * kKeyTile;
-  static_assert(kIntervals + kQueries * 8 + kThreads * 16 == shared_bytes_of(Kernel::backward_queries, kShape, kHeadDim));
+  static constexpr int kFirstStage = 2 * kQueryTile, kStage = 2 * kKeyTile;
+  static constexpr int kIntervals = kFirstStage + 2 * kStage, kSources = kIntervals + kQueries * 8;
+  static_assert(kSources + kThreads * 16 == shared_bytes_of(Kernel::backward_queries, kShape, kHeadDim));
 
   using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
   using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
@@ -44,6 +45,7 @@ struct BackwardQueries {
   const BlockArgs& block = params.block;
   std::uint32_t shared;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  std::uint32_t tall = kept(shared + tall_lane(lane)), wide = kept(shared + wide_lane(lane));
   float minus_lse[2], minus_delta[2];  // of the lane's rows
   float dq[1][kHeadDim / 8][4];
 
@@ -54,11 +56,15 @@ struct BackwardQueries {
 
   __device__ __forceinline__ int row_of(int r) const { return warp * 16 + r * 8 + lane / 4; }
 
-  __device__ __forceinline__ void copy_keys(const Place& place, Tile tile, int which) const {
-    const std::uint32_t to = shared + kStage + which * 2 * kKeyTile + KeyCopy::lane();
-    const std::int32_t first = tile.index() * kKeys, head = place.head / params.group;
-    KeyCopy{}(to, KeyCopy::source(block.key, place.batch, head), block.key, first, params, block.Skv);
-    KeyCopy{}(to + kKeyTile, KeyCopy::source(block.value, place.batch, head), block.value, first, params, block.Skv);
+  // Where this thread starts to read keys (0) and values (1).
+  __device__ __forceinline__ static const char*& source_of(int which) {
+    return pointer_slot<kThreads>(shared_pointer() + kSources, which);
+  }
+
+  __device__ __forceinline__ void copy_keys(Tile tile, int stage) const {
+    const std::uint32_t to = kept(shared + kFirstStage + stage + KeyCopy::lane());
+    KeyCopy{}(to, source_of(0), block.key, tile.index() * kKeys, params, block.Skv);
+    KeyCopy{}(to + kKeyTile, source_of(1), block.value, tile.index() * kKeys, params, block.Skv);
   }
 
   // The interval of keys that each row may see; rows past the end see none.
@@ -85,21 +91,6 @@ struct BackwardQueries {
     }
   }
 
-  // d += a b^T for the warp's rows of a.
-  __device__ __forceinline__ void multiply_rows(Scores& d, std::uint32_t a_tile, std::uint32_t b_tile) const {
-    const std::uint32_t a_lane = kept(a_tile + warp * 16 * kRowBytes + tall_lane(lane));
-    const std::uint32_t b_lane = kept(b_tile + wide_lane(lane));
-    unrolled<kHeadDim / 16>([&]<int step>() {
-      std::uint32_t a[1][4];
-      load_a<kQueries, 16 * step>(a, a_lane);
-      unrolled<kKeys / 16>([&]<int n>() {
-        std::uint32_t b[4];
-        load_matrices<fragment_offset<kKeys>(16 * n, 16 * step)>(b, b_lane ^ fragment_flip(16 * step));
-        multiply_pair<T>(d, 2 * n, a, b);
-      });
-    });
-  }
-
   // Scores of keys that a row does not see become -inf.
   __device__ __forceinline__ void apply_mask(Scores& s, std::int32_t first_key) const {
     const auto* intervals = reinterpret_cast<const int2*>(shared_pointer() + kIntervals);
@@ -118,8 +109,7 @@ struct BackwardQueries {
     }
   }
 
-  __device__ __forceinline__ void absorb(Tile tile, int which) {
-    const std::uint32_t k = shared + kStage + which * 2 * kKeyTile;
+  __device__ __forceinline__ void absorb(Tile tile, int stage) {
     Scores s, ds;
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
@@ -129,44 +119,47 @@ struct BackwardQueries {
         ds[0][n][i] = minus_delta[i / 2];
       }
     }
-    multiply_rows(s, shared, k);
+    const std::uint32_t q = kept(tall + warp * 16 * kRowBytes), k = kept(wide + stage);
+    unrolled<kHeadDim / 16>([&]<int d>() {
+      std::uint32_t a[2][1][4];
+      load_matrices<fragment_offset<kQueries>(0, 16 * d)>(a[0][0], q ^ fragment_flip(16 * d));
+      load_matrices<kQueryTile + fragment_offset<kQueries>(0, 16 * d)>(a[1][0], q ^ fragment_flip(16 * d));
+      unrolled<kKeys / 16>([&]<int n>() {
+        constexpr int kOffset = kFirstStage + fragment_offset<kKeys>(16 * n, 16 * d);
+        std::uint32_t b[4];
+        load_matrices<kOffset>(b, k ^ fragment_flip(16 * d));
+        multiply_pair<T>(s, 2 * n, a[0], b);
+        load_matrices<kOffset + kKeyTile>(b, k ^ fragment_flip(16 * d));
+        multiply_pair<T>(ds, 2 * n, a[1], b);
+      });
+    });
     if (!tile.is_full()) apply_mask(s, tile.index() * kKeys);
-    multiply_rows(ds, shared + kQueryTile, k + kKeyTile);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) ds[0][n][i] *= exp2_approx(fmaf(s[0][n][i], params.scale_log2, minus_lse[i / 2]));
     }
-    const std::uint32_t b_lane = kept(k + tall_lane(lane));
+    const std::uint32_t key = kept(tall + stage);
     unrolled<kKeys / 16>([&]<int step>() {
       std::uint32_t a[1][4];
       pack_a<T>(a, ds, step);
       unrolled<kHeadDim / 16>([&]<int n>() {
         std::uint32_t b[4];
-        load_matrices_transposed<fragment_offset<kKeys>(16 * step, 16 * n)>(b, b_lane ^ fragment_flip(16 * n));
+        load_matrices_transposed<kFirstStage + fragment_offset<kKeys>(16 * step, 16 * n)>(b,
+                                                                                         key ^ fragment_flip(16 * n));
         multiply_pair<T>(dq, 2 * n, a, b);
       });
     });
   }
 
-  // Nobody else touches these rows of the accumulator.
+  // Nobody else adds to these rows, so the order of additions is fixed.
   __device__ __forceinline__ void add_to_memory(const Place& place) const {
     const Rows& rows = block.grad_query;
-    const auto scale = static_cast<float>(block.scale);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::int32_t token = place.tile * kQueries + row_of(r);
-      if (token >= block.Sq) continue;
-      float* to = static_cast<float*>(rows.data) + place.batch * rows.batch_stride + place.head * rows.head_stride +
-                  token * rows.token_stride + lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n) {
-        if (n * 8 >= block.D) break;
-        auto* pair = reinterpret_cast<float2*>(to + n * 8);
-        const float2 sum = *pair;
-        *pair = {fmaf(dq[0][n][2 * r], scale, sum.x), fmaf(dq[0][n][2 * r + 1], scale, sum.y)};
-      }
-    }
+    const std::int32_t first = place.tile * kQueries + warp * 16;
+    float* to = static_cast<float*>(rows.data) + place.batch * rows.batch_stride + place.head * rows.head_stride +
+                (first + lane / 4) * rows.token_stride + lane % 4 * 2;
+    add_rows<kHeadDim>(to, rows.token_stride, dq, static_cast<float>(block.scale),
+                       static_cast<int>(block.Sq) - first, static_cast<int>(block.D));
   }
 
   __device__ __forceinline__ void run() {
@@ -180,7 +173,10 @@ struct BackwardQueries {
     QueryCopy{}(to, QueryCopy::source(block.query, place.batch, place.head), block.query, first, params, block.Sq);
     QueryCopy{}(to + kQueryTile, QueryCopy::source(block.grad_out, place.batch, place.head), block.grad_out, first,
                 params, block.Sq);
-    copy_keys(place, now, 0);
+    const std::int32_t key_head = place.head / params.group;
+    source_of(0) = KeyCopy::source(block.key, place.batch, key_head);
+    source_of(1) = KeyCopy::source(block.value, place.batch, key_head);
+    copy_keys(now, 0);
     commit_copies();
     store_intervals(place);
     load_statistics(place);
@@ -189,15 +185,15 @@ struct BackwardQueries {
 #pragma unroll
       for (int i = 0; i < 4; ++i) dq[0][n][i] = 0.0f;
     }
-    int which = 0;
+    int stage = 0;
     while (now.exists()) {
       const Tile next = walk.next();
       wait_copies<0>();
       __syncthreads();  // this key tile has landed everywhere; the previous one has been read by all
-      if (next.exists()) copy_keys(place, next, which ^ 1);
+      if (next.exists()) copy_keys(next, kStage - stage);
       commit_copies();
-      absorb(now, which);
-      which ^= 1;
+      absorb(now, stage);
+      stage = kStage - stage;
       now = next;
     }
     add_to_memory(place);

@@ -27,7 +27,7 @@ template <int kHeadDim>
 struct ForwardTiles {
   static constexpr Shape kShape = shape_of(Kernel::forward, kArch, kHeadDim);
   static constexpr int kQueries = kShape.queries, kKeys = kShape.keys;
-  static constexpr int kScoreKeys = kShape.score_keys;
+  static constexpr int kScoreKeys = kShape.score_columns;
   static constexpr bool kKeepsQueries = kHeadDim == 64;  // their fragments in registers
   static constexpr int kMmaTiles = kShape.tiles_per_warp;  // m16 tiles of a warp
   static constexpr int kRows = 2 * kMmaTiles;              // rows of a lane
