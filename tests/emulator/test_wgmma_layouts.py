@@ -7,7 +7,7 @@ import pytest
 
 from emulator import compile_cuda, load
 from emulator.test_ampere import bfloat
-from emulator.test_hopper import PRELUDE
+from emulator.hopper_kernels import PRELUDE
 
 REGISTERS = ", ".join(f"%{i}" for i in range(32))
 OUTPUTS = ", ".join(f'"+f"(d[{i}])' for i in range(32))

@@ -8,6 +8,8 @@
 
 #include "../machine/async_copy.h"
 
+#include <algorithm>
+
 namespace emulator {
 
 constexpr int64_t kMost = (1 << 20) - 1;
@@ -133,18 +135,24 @@ bool parity_done(Warp& w, MBarrier& barrier, int64_t parity) {
 void run_test(Warp& w, const Instruction& in) {
   uint32_t result = 0;
   Block& block = *w.block;
+  if (w.poll_stamp != block.events) w.polled.clear();
   each_lane(w.mask, [&](int lane) {
-    MBarrier& barrier = barrier_of(w, address_of(w, in.a, lane), lane);
+    const uint32_t address = address_of(w, in.a, lane);
+    MBarrier& barrier = barrier_of(w, address, lane);
     const auto operand = static_cast<int64_t>(w.lane_value(in.b, lane));
     if (in.value[0] && operand > 1) throw Fault("mbarrier: parity is 0 or 1", 1u << lane);
     const bool over = in.value[0] ? parity_done(w, barrier, operand) : barrier.phase != operand;
-    if (!over) return;
+    if (!over) {
+      if (std::find(w.polled.begin(), w.polled.end(), address) == w.polled.end()) w.polled.push_back(address);
+      return;
+    }
     result |= 1u << lane;
     join(block.shared.clock(w.index), barrier.done);
   });
   w.set_predicate(in.d, result);
   if (result == w.mask) {
     w.polls = 0;
+    w.polled.clear();
     return;
   }
   w.polls = w.poll_stamp == block.events ? w.polls + 1 : 1;
@@ -217,7 +225,7 @@ void cp_async_arrive(Decoder& s) {
       if (block.launch->copies == Copies::early)
         land();
       else
-        block.flights.push_back({land});
+        block.flights.push_back({land, address});
     });
   };
 }

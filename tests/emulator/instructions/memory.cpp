@@ -50,7 +50,7 @@ void run_load(Warp& w, const Instruction& in) {
       from += element;
     }
   });
-  traffic.finish(w, in, bytes, Access::read);
+  traffic.finish(w, in, Access::read);
 }
 
 void run_store(Warp& w, const Instruction& in) {
@@ -63,7 +63,7 @@ void run_store(Warp& w, const Instruction& in) {
       to += element;
     }
   });
-  traffic.finish(w, in, bytes, Access::write);
+  traffic.finish(w, in, Access::write);
 }
 
 void load_store(Decoder& s) {

@@ -92,12 +92,23 @@ int Block::choose() {
   return ready[0];
 }
 
+// The latest legal moment of a copy is when a warp waits for its mbarrier and nobody can go on without it: copies that
+// others wait for are no reason for it to land.
+size_t Block::needed_flight() const {
+  for (size_t i = 0; i < flights.size(); ++i)
+    for (const auto& warp : warps)
+      if (warp->polls && warp->poll_stamp == events &&
+          std::find(warp->polled.begin(), warp->polled.end(), flights[i].barrier) != warp->polled.end())
+        return i;
+  return 0;
+}
+
 bool Block::step() {
   if (launch->copies == Copies::random && !flights.empty() && random() % 4 == 0)
     land_one(*this, random() % flights.size());
   int chosen = choose();
   if (chosen == -2) {
-    land_one(*this, 0);
+    land_one(*this, needed_flight());
     return true;
   }
   if (chosen < 0) return false;

@@ -22,7 +22,6 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax) {
   auto program = std::make_unique<Program>();
   program->target = syntax.target;
   program->arch = std::atoi(syntax.target.c_str() + 3);
-  program->shared_bytes = syntax.shared_bytes;
   for (const Variable& variable : syntax.variables) {
     if (variable.space == Space::shared) continue;
     auto global = std::make_unique<GlobalVariable>();
@@ -49,6 +48,7 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax) {
     decoded->is_entry = function.is_entry;
     decoded->param_bytes = function.param_bytes;
     decoded->local_bytes = align_up(function.local_bytes, 16);
+    decoded->shared_bytes = function.shared_bytes;
     decoded->results = function.results;
     decoded->params = function.params;
     decoded->max_threads = function.max_threads;

@@ -110,6 +110,7 @@ struct Warp {
   int barrier = -1;
   int polls = 0;  // failed mbarrier polls since anything happened in the block
   uint64_t poll_stamp = 0;
+  std::vector<uint32_t> polled;  // the mbarriers of these polls
   std::shared_ptr<AsyncState> async;
   int registers_per_thread = 0;
   // By register offset / 64, while wgmma is in use in this frame: see wgmma.cpp.
@@ -145,6 +146,7 @@ struct Barrier {
 
 struct Flight {  // an asynchronous copy of an engine
   std::function<void()> land;
+  uint32_t barrier;  // the mbarrier that it completes bytes or an arrival of
 };
 
 struct Block {
@@ -176,6 +178,7 @@ struct Block {
 
  private:
   int choose();
+  size_t needed_flight() const;
 };
 
 enum class Copies : uint8_t { early, late, random };

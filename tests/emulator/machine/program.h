@@ -81,7 +81,7 @@ struct Relocation {  // a constant that holds an address in shared memory, known
 struct Function {
   std::string name;
   bool is_entry = false;
-  int64_t register_bytes = 64, param_bytes = 0, local_bytes = 0;
+  int64_t register_bytes = 64, param_bytes = 0, local_bytes = 0, shared_bytes = 0;
   int max_threads = 0;
   std::vector<Variable> results, params;
   std::vector<Instruction> code;
@@ -102,7 +102,6 @@ struct Program {
   std::map<int, std::string> files;
   std::vector<std::unique_ptr<GlobalVariable>> variables;
   std::vector<std::unique_ptr<Function>> functions;
-  int64_t shared_bytes = 0;
   int instructions = 0;
 
   const Function* find(const std::string& name) const {

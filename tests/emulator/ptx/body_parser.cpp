@@ -81,7 +81,7 @@ void Parser::body_directive(FunctionSyntax& function, int scope) {
     do {
       Variable found = variable(space);
       if (space == Space::shared) {
-        place_shared(found);
+        place_shared(function.is_entry ? function.shared_bytes : module.shared_bytes, found);
       } else {
         int64_t& used = space == Space::local ? function.local_bytes : function.param_bytes;
         used = align_up(used, found.align);

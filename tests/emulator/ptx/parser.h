@@ -13,7 +13,8 @@ struct Parser {
   std::vector<Variable> formals(FunctionSyntax& function);
   Variable variable(Space space);
   void initialiser(Variable& variable, int element);
-  void place_shared(Variable& variable);
+  static void place_shared(int64_t& used, Variable& variable);
+  void place_kernel_shared(FunctionSyntax& function);
 
   void body(FunctionSyntax& function);
   void body_directive(FunctionSyntax& function, int scope);

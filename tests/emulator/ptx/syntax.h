@@ -73,6 +73,7 @@ struct FunctionSyntax {
   std::vector<Scope> scopes;
   std::vector<Statement> statements;
   int64_t param_bytes = 0, local_bytes = 0;
+  int64_t shared_bytes = 0;  // of a kernel: all that it has statically
   int max_threads = 0;  // of .maxntid or .reqntid; 0: not given
 };
 
@@ -82,7 +83,7 @@ struct ModuleSyntax {
   std::map<int, std::string> files;
   std::vector<Variable> variables;  // global, const, shared
   std::vector<FunctionSyntax> functions;
-  int64_t shared_bytes = 0;  // static ones, laid out by the parser
+  int64_t shared_bytes = 0;  // static ones outside kernels
 };
 
 ModuleSyntax parse(const std::string& text);
