@@ -235,11 +235,13 @@ std::string describe(const Launch& launch, const Block& block, const Warp& warp,
     line.erase(0, line.find_first_not_of(" \t"));
     text += "\n  PTX line " + std::to_string(in.line) + ": " + line;
   }
-  const auto& files = launch.program->files;
-  if (auto file = files.find(in.place.file); file != files.end())
-    text += "\n  source " + file->second + ":" + std::to_string(in.place.line);
-  if (auto file = files.find(in.place.outer_file); file != files.end())
-    text += "\n  inlined at " + file->second + ":" + std::to_string(in.place.outer_line);
+  const char* word = "source ";
+  for (const Place* place = &in.place; place; word = "inlined at ") {
+    auto file = launch.program->files.find(place->file);
+    if (file == launch.program->files.end()) break;
+    text += std::string("\n  ") + word + file->second + ":" + std::to_string(place->line);
+    place = place->site < 0 ? nullptr : &launch.program->sites[place->site].place;
+  }
   return text;
 }
 

@@ -59,6 +59,7 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax) {
     FunctionDecoder(*program, syntax, *bodies[i], *program->functions[i]).run();
   program->lines = std::move(syntax.lines);
   program->files = std::move(syntax.files);
+  program->sites = std::move(syntax.sites);
   return program;
 }
 

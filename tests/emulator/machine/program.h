@@ -100,6 +100,7 @@ struct Program {
   int arch = 80;
   std::vector<std::string> lines;
   std::map<int, std::string> files;
+  std::vector<CallSite> sites;
   std::vector<std::unique_ptr<GlobalVariable>> variables;
   std::vector<std::unique_ptr<Function>> functions;
   int instructions = 0;

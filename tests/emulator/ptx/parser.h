@@ -1,6 +1,8 @@
 // The parser's state, shared by its two files.
 #pragma once
 
+#include <array>
+
 #include "lexer.h"
 
 namespace emulator {
@@ -24,7 +26,10 @@ struct Parser {
 
   Lexer lexer;
   ModuleSyntax module;
-  Place place;  // of the last .loc
+  int call_site(CallSite site);
+
+  Place place;                                  // of the last .loc
+  std::map<std::array<int, 3>, int> inlined;  // file, line, column of such a .loc: its call site
   std::string last_label;
 };
 

@@ -29,7 +29,12 @@ struct Expression {
 struct Place {
   int file = 0;  // of .file; 0: unknown
   int line = 0;
-  int outer_file = 0, outer_line = 0;  // where the function of this line was inlined
+  int site = -1;  // where the function of this line was inlined: index into ModuleSyntax::sites; -1: nowhere
+};
+
+struct CallSite {  // a place itself, in a function that may have been inlined too
+  Place place;
+  int column = 0;
 };
 
 struct Statement {
@@ -81,6 +86,7 @@ struct ModuleSyntax {
   std::string target;  // "sm_90a"
   std::vector<std::string> lines;
   std::map<int, std::string> files;
+  std::vector<CallSite> sites;
   std::vector<Variable> variables;  // global, const, shared
   std::vector<FunctionSyntax> functions;
   int64_t shared_bytes = 0;  // static ones outside kernels
