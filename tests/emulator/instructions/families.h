@@ -15,6 +15,7 @@ void move_instructions(Table& table);
 void memory_instructions(Table& table);
 void atomic_instructions(Table& table);
 void control_instructions(Table& table);
+void call_instructions(Table& table);
 void collective_instructions(Table& table);
 void barrier_instructions(Table& table);
 void cp_async_instructions(Table& table);

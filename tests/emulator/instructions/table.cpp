@@ -16,6 +16,7 @@ const Table& instruction_table() {
     memory_instructions(made);
     atomic_instructions(made);
     control_instructions(made);
+    call_instructions(made);
     collective_instructions(made);
     barrier_instructions(made);
     cp_async_instructions(made);

@@ -123,6 +123,11 @@ Operand Decoder::resolve_any(const Expression& found, Type type) {
       return owner_.constant(&address, bytes);
     }
   }
+  for (size_t i = 0; i < owner_.program.functions.size(); ++i) {
+    if (owner_.program.functions[i]->name != found.name) continue;
+    const uint64_t address = Program::address_of(i);
+    return owner_.constant(&address, bytes);
+  }
   unknown("unknown name " + found.name);
 }
 
@@ -177,6 +182,17 @@ const Function* Decoder::function(int i) {
   for (const auto& function : owner_.program.functions)
     if (function->name == found.name) return function.get();
   unknown("call of " + found.name + ", which this module does not define");
+}
+const Prototype* Decoder::prototype(int i) {
+  const Expression& found = statement_.operands[i];
+  for (int scope = statement_.scope; scope >= 0; scope = owner_.syntax.scopes[scope].parent) {
+    const auto& known = owner_.syntax.scopes[scope].prototypes;
+    auto one = known.find(found.name);
+    if (one == known.end()) continue;
+    expression(i);
+    return &one->second;
+  }
+  return nullptr;
 }
 const Variable* Decoder::variable(const std::string& name) { return owner_.find_variable(statement_.scope, name); }
 int Decoder::arch() const { return owner_.program.arch; }

@@ -45,6 +45,7 @@ class Decoder {
   int label(int i);
   std::vector<int> branch_targets(int i);
   const Function* function(int i);
+  const Prototype* prototype(int i);  // null: the operand does not name one
   const Variable* variable(const std::string& name);
 
   const std::string& opcode() const { return statement_.opcode; }

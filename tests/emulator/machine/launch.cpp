@@ -29,6 +29,7 @@ void Counters::add(const Counters& other) {
   matrix_flops += other.matrix_flops;
   barriers += other.barriers;
   copied_bytes += other.copied_bytes;
+  printed += other.printed;
 }
 
 namespace {

@@ -89,7 +89,7 @@ struct Warp {
   void start(const Function& kernel, uint32_t lanes);
   bool run(int budget);  // until it waits, is done or has spent the budget; whether it executed anything
   void jump(uint32_t taken, const Instruction& in);
-  void call(const Instruction& in);
+  void call(const Instruction& in, const Function& callee);
   void return_lanes();
   void exit_lanes(uint32_t lanes);
   bool collect(uint32_t members, const char* name);  // all members are here and mask is theirs; else this split waits
@@ -191,6 +191,7 @@ struct Counters {
   uint64_t global_read_bytes = 0, global_read_sectors = 0, global_read_ideal = 0;
   uint64_t global_write_bytes = 0, global_write_sectors = 0, global_write_ideal = 0;
   uint64_t matrix_flops = 0, barriers = 0;
+  std::string printed;
   uint64_t copied_bytes = 0;  // by bulk and tensor copies, out-of-range elements excluded
   void resize(int instructions);
   void add(const Counters& other);

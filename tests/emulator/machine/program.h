@@ -105,6 +105,13 @@ struct Program {
   std::vector<std::unique_ptr<Function>> functions;
   int instructions = 0;
 
+  // Addresses of functions: a space of their own, 16 bytes apart.
+  static uint64_t address_of(size_t function) { return (uint64_t{4} << 56) + 16 * (function + 1); }
+  const Function* at(uint64_t address) const {
+    for (size_t i = 0; i < functions.size(); ++i)
+      if (address_of(i) == address) return functions[i].get();
+    return nullptr;
+  }
   const Function* find(const std::string& name) const {
     for (const auto& function : functions)
       if (function->name == name) return function.get();
@@ -117,6 +124,7 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax);
 // control_flow.cpp: sets Instruction::join and is_join of the branches of one function.
 void find_joins(Function& function);
 bool is_branch(const Instruction& instruction);
+bool is_indirect_call(const Instruction& instruction);
 bool is_exit(const Instruction& instruction);  // leaves the function: ret, exit, trap
 
 }  // namespace emulator

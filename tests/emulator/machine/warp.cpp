@@ -204,8 +204,7 @@ void Warp::jump(uint32_t taken, const Instruction& in) {
   splits.push_back(std::move(other));
 }
 
-void Warp::call(const Instruction& in) {
-  const Function& callee = *in.callee;
+void Warp::call(const Instruction& in, const Function& callee) {
   auto made = make_frame(callee);
   Split& split = splits[current];
   made->caller = split.frame;

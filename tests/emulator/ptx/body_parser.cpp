@@ -74,6 +74,16 @@ void Parser::body_directive(FunctionSyntax& function, int scope) {
     do {
       function.scopes[scope].tables[last_label].push_back(lexer.name());
     } while (lexer.take(','));
+  } else if (word == ".callprototype") {  // (results) _ (parameters), which the label before it names
+    FunctionSyntax layout;
+    layout.scopes.emplace_back();
+    Prototype found;
+    if (lexer.peek() == '(') found.results = formals(layout);
+    lexer.name();
+    if (lexer.peek() == '(') found.params = formals(layout);
+    while (lexer.peek() == '.') lexer.dotted();
+    found.bytes = layout.param_bytes;
+    function.scopes[scope].prototypes[last_label] = std::move(found);
   } else if (word == ".reg") {
     Type type = Type::none;
     while (lexer.peek() == '.') type = type_named(std::string_view(lexer.dotted()).substr(1));

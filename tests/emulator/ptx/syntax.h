@@ -62,12 +62,18 @@ struct Variable {
   int64_t offset = 0;  // in its space, set by the parser for param, local, shared
 };
 
+struct Prototype {  // of an indirect call
+  std::vector<Variable> results, params;
+  int64_t bytes = 0;  // of all parameters
+};
+
 struct Scope {
   int parent = -1;
   std::map<std::string, Type> registers;
   std::map<std::string, Variable> variables;               // param, local, shared
   std::map<std::string, int> labels;                       // index of the statement that follows
   std::map<std::string, std::vector<std::string>> tables;  // .branchtargets
+  std::map<std::string, Prototype> prototypes;             // .callprototype
 };
 
 struct FunctionSyntax {
