@@ -1,6 +1,7 @@
 // atom and red: one lane after the other, each at once.
 #include "access.h"
 #include "families.h"
+#include "hopper.h"
 #include "reductions.h"
 
 namespace emulator {
@@ -38,8 +39,8 @@ void run(Warp& w, const Instruction& in) {
 void atomic(Decoder& s) {
   const bool returns = s.opcode() == "atom";
   take_order_and_hints(s);
+  if (!returns && s.take("async")) return async_reduce(s);
   s.take("noftz");
-  s.take("async") ? s.unknown("red.async") : void();
   const bool policy = s.take("L2::cache_hint");
   s.in.space = take_space(s);
   s.in.value[0] = take_reduction(s);
