@@ -68,7 +68,14 @@ def apply(operation, old, b, dtype):
             return np.where(old >= b, 0, old + 1).astype(old.dtype)
         if operation == "dec":
             return np.where((old == 0) | (old > b), b, old - 1).astype(old.dtype)
-        f = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "add": np.add, "min": np.minimum, "max": np.maximum}
+        f = {
+            "and": np.bitwise_and,
+            "or": np.bitwise_or,
+            "xor": np.bitwise_xor,
+            "add": np.add,
+            "min": np.minimum,
+            "max": np.maximum,
+        }
         return from_real(f[operation](to_real(old, dtype), to_real(b, dtype)), dtype)  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Clusters of one block: mapa, st.async, red.async, and the forms of mbarrier, in PTX."""
 
+# ruff: noqa: E501 PTX texts
+
 import numpy as np
 import pytest
 
@@ -8,23 +10,23 @@ from emulator import EmulatorError, load
 COPIES = ["early", "late", "random"]
 
 
-def run(body, out, arguments=(), block=32, **options):
-    """Runs body: t is the thread, b and s the addresses of two mbarriers and of 4096 bytes that hold 0; st(i, register)."""
+def run(body, out, **options):
+    """One warp runs body: t is the lane, b and s the addresses of an mbarrier and of 4096 bytes that hold 0, p that of out[t]."""
     text = f""".version 9.0
 .target sm_90a
 .address_size 64
 .visible .entry kernel(.param .u64 x) {{
-.shared .align 1024 .b8 space[4096]; .shared .align 8 .b64 bars[2];
+.shared .align 1024 .b8 space[4096]; .shared .align 8 .b64 bar;
 .reg .b32 t, b, s, r, u, v, w; .reg .b64 l, m, p, q; .reg .f32 f, g; .reg .pred lead, done;
-mov.u32 t, %tid.x; mov.u32 b, bars; mov.u32 s, space; setp.eq.u32 lead, t, 0;
+mov.u32 t, %tid.x; mov.u32 b, bar; mov.u32 s, space; setp.eq.u32 lead, t, 0;
 ld.param.u64 p, [x]; mad.wide.u32 p, t, {out.itemsize}, p;
 mad.lo.u32 r, t, 4, s;
-mov.u32 u, 0; {" ".join(f"st.shared.u32 [r + {128 * k}], u;" for k in range(32)) if block == 32 else ""}
+mov.u32 u, 0; {" ".join(f"st.shared.u32 [r + {128 * k}], u;" for k in range(32))}
 bar.sync 0;
 {body}
 ret; }}
 """
-    return load(text).launch("kernel", block=block, args=[out], **options)
+    return load(text).launch("kernel", args=[out], **options)
 
 
 WAIT = "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [b], 0; @!done bra AGAIN;\n"
@@ -38,7 +40,10 @@ COMPLETE = "shared::cluster.mbarrier::complete_tx::bytes"
 def test_async_stores(copies, seed):
     """Lane t stores to the place of lane 31 - t through the address of rank 0."""
     out = np.zeros(32, np.uint64)
-    body = EXPECT.format(32 * 16 + 32 * 8) + "mov.u32 u, 0; mapa.shared::cluster.u32 v, s, u; mapa.shared::cluster.u32 w, b, u;"
+    body = (
+        EXPECT.format(32 * 16 + 32 * 8)
+        + "mov.u32 u, 0; mapa.shared::cluster.u32 v, s, u; mapa.shared::cluster.u32 w, b, u;"
+    )
     body += "sub.u32 r, 31, t; mad.lo.u32 r, r, 16, v; add.u32 u, t, 100; mov.b32 f, u; mov.b32 g, t;"
     body += f"st.async.weak.{COMPLETE}.v4.f32 [r], {{f, g, f, g}}, [w];"
     body += f"mad.lo.u32 r, t, 8, v; cvt.u64.u32 l, t; st.async.{COMPLETE}.b64 [r + 1024], l, [w];" + WAIT

@@ -1,4 +1,4 @@
-"""What cp.async counts, against numbers computed by hand: sectors of global memory that are read, and shared transactions.
+"""What copies count, against numbers computed by hand: sectors of global memory and shared transactions.
 
 A shared access of b bytes per lane goes in phases of 128 bytes: 32, 16 or 8 lanes of 4, 8 or 16 bytes. A phase takes as
 many transactions as the most distinct words in one bank of four bytes.
@@ -90,7 +90,9 @@ def test_only_bytes_that_are_read_count(size):
     assert even == (phases, phases, 16 * size, min(32, 32 * size // 32), size // 2)
     half = launch(size, address, prepare=f"mov.u32 r, {size // 2};", operand=", r")
     assert half == (phases, phases, 16 * size, size, size // 2)
-    ignored = launch(size, address, prepare="setp.lt.u32 q, t, 8;", operand=", q")  # ignore-src: the first 8 lanes read nothing
+    ignored = launch(
+        size, address, prepare="setp.lt.u32 q, t, 8;", operand=", q"
+    )  # ignore-src: the first 8 lanes read nothing
     assert ignored == (phases, phases, 24 * size, 24 * size // 32, 24 * size // 32)
 
 

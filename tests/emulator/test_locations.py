@@ -41,10 +41,16 @@ def test_the_whole_chain(elements, lines):
 
 
 def test_chains_of_two_callers_differ():
-    source = SOURCE.replace("outer(in, threadIdx.x)", "outer(in, 0)").replace("middle(in, threadIdx.x)", "middle(in, 30 + threadIdx.x)")
+    source = SOURCE.replace("outer(in, threadIdx.x)", "outer(in, 0)").replace(
+        "middle(in, threadIdx.x)", "middle(in, 30 + threadIdx.x)"
+    )
     with pytest.raises(EmulatorError) as caught:
         load(compile_cuda(source)).launch("kernel", args=[np.zeros(32, np.int32), np.zeros(32, np.int32)])
-    assert [int(one) for one in re.findall(r"(?:source|inlined at) .*kernel\.cu:(\d+)", str(caught.value))] == [2, 5, 13]
+    assert [int(one) for one in re.findall(r"(?:source|inlined at) .*kernel\.cu:(\d+)", str(caught.value))] == [
+        2,
+        5,
+        13,
+    ]
 
 
 def test_no_inlining_no_chain():

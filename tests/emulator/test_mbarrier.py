@@ -5,6 +5,7 @@
 from emulator.hopper_kernels import PRELUDE
 from emulator.test_faults import HEAD, check
 
+
 def test_mbarrier_deadlock():
     check(
         PRELUDE

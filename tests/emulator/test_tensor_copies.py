@@ -106,7 +106,9 @@ def test_load_types(module, dtype, copies):
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "tf32", "f32_ftz", "tf32_ftz"])
 def test_fill_with_nan(module, dtype):
     for rank in (1, 3):
-        check_load(module, Case(rank, dtype, "none", 1, fill_nan=True), "late", 0, 0x7FFF if dtype == "bf16" else np.nan)
+        check_load(
+            module, Case(rank, dtype, "none", 1, fill_nan=True), "late", 0, 0x7FFF if dtype == "bf16" else np.nan
+        )
 
 
 def test_subnormals_of_flushing_types(module):
@@ -170,7 +172,9 @@ def test_tensor_reductions(module, reduction, dtype, copies):
     check_store(module, Case(2, dtype, "128B", 3), reduction, copies, 1)
 
 
-@pytest.mark.parametrize("reduction, dtype", [("max", "f32"), ("and", "f16"), ("inc", "s32"), ("add", "u8"), ("xor", "u16")])
+@pytest.mark.parametrize(
+    "reduction, dtype", [("max", "f32"), ("and", "f16"), ("inc", "s32"), ("add", "u8"), ("xor", "u16")]
+)
 def test_reductions_that_do_not_exist(module, reduction, dtype):
     case = Case(1, dtype, "none", 0)
     with pytest.raises(EmulatorError, match=rf"no \.{reduction} of {dtype}"):

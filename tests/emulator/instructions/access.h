@@ -32,7 +32,8 @@ struct Traffic {
   void finish(Warp& w, const Instruction& in, Access access);  // shared accesses are of equal width
 };
 
-// Bytes, 32-byte sectors, and the sectors that the distinct bytes would fill, of one instruction's runs of global memory.
+// Bytes, 32-byte sectors, and the sectors that the distinct bytes would fill, of one instruction's runs of global
+// memory.
 void count_runs(Counters& counters, Run* runs, size_t count, Access access);
 
 // The host's bytes behind an address, checked. The space of a generic address is in its top byte.

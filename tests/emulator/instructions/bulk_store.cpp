@@ -16,7 +16,8 @@ namespace {
 // What a reduction by a tensor map does with its elements: bits are bits of either sign.
 Type reduced_type(int operation, Type element) {
   const int bytes = bytes_of(element);
-  if (operation >= kAnd && operation <= kXor && is_integer(element) && bytes >= 4) return bytes == 8 ? Type::b64 : Type::b32;
+  if (operation >= kAnd && operation <= kXor && is_integer(element) && bytes >= 4)
+    return bytes == 8 ? Type::b64 : Type::b32;
   return operation == kAdd && element == Type::s64 ? Type::u64 : element;
 }
 

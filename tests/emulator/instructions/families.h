@@ -7,6 +7,7 @@ namespace emulator {
 
 void integer_instructions(Table& table);
 void bit_instructions(Table& table);
+void bit_field_instructions(Table& table);
 void float_instructions(Table& table);
 void half_instructions(Table& table);
 void compare_instructions(Table& table);

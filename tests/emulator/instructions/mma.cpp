@@ -6,10 +6,12 @@
 //   A, 8 bits:   row g + 8 (i/4 % 2),  column 4t + i%4 + 16 (i/8)       B: k = 4t + i%4 + 16 (i/4), column g
 //   C and D:     row g + 8 (i / 2),    column 2t + i%2
 // Sums are in float in the order of k; the hardware's order is its own.
+#include "mma.h"
 #include "families.h"
 #include "lanes.h"
-#include "mma.h"
 #include "rounding.h"
+
+#include <algorithm>
 
 namespace emulator {
 
@@ -143,8 +145,8 @@ void mma(Decoder& s) {
   s.in.list = s.vector(1, Type::b32);
   s.in.list_b = s.vector(2, Type::b32);
   s.in.list_c = s.vector(3, real);
-  if (!words || words > 2 || s.in.list.size() != 2 * words || s.in.list_b.size() != words || s.in.list_c.size() != results ||
-      s.in.list_d.size() != results)
+  if (!words || words > 2 || s.in.list.size() != 2 * words || s.in.list_b.size() != words ||
+      s.in.list_c.size() != results || s.in.list_d.size() != results)
     s.unknown("wrong number of registers");
   s.in.execute = run;
 }

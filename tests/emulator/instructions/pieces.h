@@ -24,7 +24,8 @@ struct Copy {
   bool fill_nan = false, flush = false;
 };
 
-Copy copy_of_lane(Warp& w, const Instruction& in, int lane);  // a: shared, b: global or map, c: bytes, list: coordinates
+Copy copy_of_lane(Warp& w, const Instruction& in,
+                  int lane);  // a: shared, b: global or map, c: bytes, list: coordinates
 int64_t bytes_of_pieces(const std::vector<Piece>& pieces);
 void load_piece(const Copy& copy, const Piece& piece, const uint8_t* from, uint8_t (&to)[16]);  // from: null outside
 void count_pieces(Warp& w, const std::vector<Piece>& pieces, Access access);  // bytes and sectors of global memory

@@ -142,8 +142,7 @@ bool has_reduction(int operation, Type t) {
 }
 
 bool has_wide_reduction(int operation, Type t) {
-  return operation <= kDec &&
-         (has_reduction(operation, t) || (is_half(t) && (operation == kMin || operation == kMax)));
+  return operation <= kDec && (has_reduction(operation, t) || (is_half(t) && (operation == kMin || operation == kMax)));
 }
 
 }  // namespace emulator

@@ -51,7 +51,8 @@ std::string print(const std::string& format, Arguments arguments) {
     }
     std::string form = "%";
     bool wide = false;
-    for (++i; i < format.size() && std::string_view("-+ #0123456789.*hljzt").find(format[i]) != std::string::npos; ++i) {
+    for (++i; i < format.size() && std::string_view("-+ #0123456789.*hljzt").find(format[i]) != std::string::npos;
+         ++i) {
       if (format[i] == '*')
         form += std::to_string(arguments.next<int32_t>());
       else if (std::string_view("hljzt").find(format[i]) == std::string::npos)

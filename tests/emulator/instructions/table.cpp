@@ -8,6 +8,7 @@ const Table& instruction_table() {
     Table made;
     integer_instructions(made);
     bit_instructions(made);
+    bit_field_instructions(made);
     float_instructions(made);
     half_instructions(made);
     compare_instructions(made);

@@ -28,7 +28,7 @@ struct Parser {
   ModuleSyntax module;
   int call_site(CallSite site);
 
-  Place place;                                  // of the last .loc
+  Place place;                                // of the last .loc
   std::map<std::array<int, 3>, int> inlined;  // file, line, column of such a .loc: its call site
   std::string last_label;
 };
