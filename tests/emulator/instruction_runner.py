@@ -42,7 +42,7 @@ def execute(instruction, out, *inputs):
     """Runs `instruction` with operands d, a, b, c on 32 lanes; inputs are (type, array); returns d as raw words."""
     arrays = [np.ascontiguousarray(values).view(words(t)) for t, values in inputs]
     result = np.zeros(LANES, words(out))
-    registers, loads, names = [], [], "abc"
+    registers, loads, names = [], [], "abce"
     for i, (t, _) in enumerate(inputs):
         size = bits_of(t)
         registers.append(f".reg .b{max(size, 16)} {names[i]};")

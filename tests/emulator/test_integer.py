@@ -175,3 +175,47 @@ def test_dot_products(ta, tb):
     for half, part in (("lo", y4[:, :2]), ("hi", y4[:, 2:])):
         got = execute(f"dp2a.{half}.{ta}.{tb} d, a, b, c;", "u32", *three)
         assert got.tolist() == [wrap(int((x2[i] * part[i]).sum()) + int(c[i]), 32) for i in range(32)]
+
+
+@pytest.mark.parametrize("t", ["u32", "s32"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_packed_differences(parts, t):
+    a, b, c = (integers("u32", i) for i in range(3))
+    kind = f"{'i' if t == 's32' else 'u'}{4 // parts}"
+    x, y = (one.view(kind).reshape(32, parts).astype(int) for one in (a, b))
+    three = [("u32", one) for one in (a, b, c)]
+    got = execute(f"vabsdiff{parts}.u32.{t}.{t} d, a, b, c;", "u32", *three)
+    np.testing.assert_array_equal(got.view(f"u{4 // parts}").reshape(32, parts), np.abs(x - y))
+    got = execute(f"vabsdiff{parts}.u32.{t}.{t}.add d, a, b, c;", "u32", *three)
+    assert got.tolist() == [wrap(int(np.abs(x[i] - y[i]).sum()) + int(c[i]), 32) for i in range(32)]
+
+
+@pytest.mark.parametrize("t", ["u32", "s32", "u64", "s64"])
+def test_carries(t):
+    """Numbers of two words: sums, differences and products as the compiler makes them of words."""
+    n, u = bits_of(t), f"u{bits_of(t)}"
+    a, b, c, e = (integers(u, i) for i in range(4))
+    a[:6], b[:6], c[:6], e[:6] = 2**n - 1, [0, 1, 1, 2**n - 1, 5, 0], 2**n - 1, [0, 1, 0, 0, 2**n - 1, 1]
+    rows = [tuple(int(v) for v in row) for row in zip(a, b, c, e, strict=True)]
+    wide = [((y << n) + x, (w << n) + z) for x, y, z, w in rows]  # a low, b high; c low, e high
+    four = [(u, one) for one in (a, b, c, e)]
+
+    def check(instructions, expected):
+        got = execute(f".reg .b{n} low, high, top; {instructions}", u, *four)
+        assert got.tolist() == [wrap(x, n) for x in expected]
+
+    for part, shift in (("low", 0), ("high", n)):
+        end = f" mov.b{n} d, {part};"
+        check(f"add.cc.{t} low, a, c; addc.{t} high, b, e;{end}", [(x + y) >> shift for x, y in wide])
+        check(f"sub.cc.{t} low, a, c; subc.{t} high, b, e;{end}", [(x - y) >> shift for x, y in wide])
+    check(f"add.cc.{t} low, a, c; addc.cc.{t} high, b, e; addc.{t} d, 0, 0;", [(x + y) >> 2 * n for x, y in wide])
+    check(f"sub.cc.{t} low, a, c; subc.cc.{t} high, b, e; subc.{t} d, 0, 0;", [(x - y) >> 2 * n for x, y in wide])
+
+    def signed(x):
+        return x - (1 << n) if t[0] == "s" and x >> n - 1 else x
+
+    for part, shift in (("low", 0), ("high", n)):
+        check(
+            f"mad.lo.cc.{t} low, a, b, c; madc.hi.{t} high, a, b, e; mov.b{n} d, {part};",
+            [(signed(x) * signed(y) + z + (w << n)) >> shift for x, y, z, w in rows],
+        )

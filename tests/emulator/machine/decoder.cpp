@@ -6,6 +6,9 @@
 
 namespace emulator {
 
+bool Decoder::has(std::string_view suffix) const {
+  return std::find(suffixes_.begin(), suffixes_.end(), suffix) != suffixes_.end();
+}
 bool Decoder::take(std::string_view suffix) {
   auto found = std::find(suffixes_.begin(), suffixes_.end(), suffix);
   if (found == suffixes_.end()) return false;
@@ -99,6 +102,10 @@ Operand Decoder::resolve_any(const Expression& found, Type type) {
     Operand operand = *known;
     operand.negated = found.negated;
     return operand;
+  }
+  if (found.name == "WARP_SZ") {
+    const int64_t lanes = 32;
+    return owner_.constant(&lanes, bytes);
   }
   if (const Special* special = special_named(found.name)) {
     Operand operand;

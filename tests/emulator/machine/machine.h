@@ -53,6 +53,7 @@ struct Split {
   int join = -1;
   std::shared_ptr<Frame> frame;
   uint32_t collecting = 0;  // lanes that wait in a collective at pc
+  uint32_t members = 0;     // of that collective
 };
 
 enum class Wait : uint8_t { none, barrier, registers, done };
@@ -97,6 +98,7 @@ struct Warp {
   void yield() { budget_ = 0; }
 
   uint32_t exists = 0, alive = 0;
+  uint32_t carry = 0;  // the carry flag of each lane
   bool loose = false;  // lanes were let go from a join; they meet again at barriers
   std::vector<Split> splits;
   std::vector<Join> joins;

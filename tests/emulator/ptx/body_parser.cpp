@@ -43,7 +43,7 @@ int Parser::call_site(CallSite site) {
 }
 
 void Parser::body_directive(FunctionSyntax& function, int scope) {
-  const std::string word = lexer.dotted();
+  const std::string word = lexer.directive();
   if (word == ".loc") {
     place.file = static_cast<int>(lexer.number().value);
     place.line = static_cast<int>(lexer.number().value);
@@ -81,12 +81,12 @@ void Parser::body_directive(FunctionSyntax& function, int scope) {
     if (lexer.peek() == '(') found.results = formals(layout);
     lexer.name();
     if (lexer.peek() == '(') found.params = formals(layout);
-    while (lexer.peek() == '.') lexer.dotted();
+    while (lexer.peek() == '.') lexer.directive();
     found.bytes = layout.param_bytes;
     function.scopes[scope].prototypes[last_label] = std::move(found);
   } else if (word == ".reg") {
     Type type = Type::none;
-    while (lexer.peek() == '.') type = type_named(std::string_view(lexer.dotted()).substr(1));
+    while (lexer.peek() == '.') type = type_named(std::string_view(lexer.directive()).substr(1));
     if (type == Type::none) lexer.fail("unknown register type");
     do {
       const std::string name = lexer.name();

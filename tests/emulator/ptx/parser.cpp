@@ -25,12 +25,12 @@ Variable Parser::variable(Space space) {
   found.space = space;
   int vector = 1;
   while (lexer.peek() == '.') {
-    const std::string word = lexer.dotted();
+    const std::string word = lexer.directive();
     if (word == ".align") {
       found.align = lexer.number().value;
     } else if (word == ".ptr") {  // a hint about a pointer parameter
       while (lexer.peek() == '.')
-        if (lexer.dotted() == ".align") lexer.number();
+        if (lexer.directive() == ".align") lexer.number();
     } else if (word == ".v2" || word == ".v4") {
       vector = word[2] - '0';
     } else if (word == ".attribute") {
@@ -82,7 +82,7 @@ std::vector<Variable> Parser::formals(FunctionSyntax& function) {
   std::vector<Variable> found;
   lexer.expect('(');
   while (!lexer.take(')')) {
-    const std::string space = lexer.dotted();
+    const std::string space = lexer.directive();
     if (space != ".param" && space != ".reg") lexer.fail("parameters are .param");
     Variable one = variable(Space::param);
     function.param_bytes = align_up(function.param_bytes, one.align);
@@ -103,7 +103,7 @@ void Parser::function(bool is_entry) {
   found.name = lexer.name();
   if (lexer.peek() == '(') found.params = formals(found);
   while (lexer.peek() == '.') {
-    const std::string word = lexer.dotted();
+    const std::string word = lexer.directive();
     const bool threads = word == ".maxntid" || word == ".reqntid";
     int product = 1;
     while (lexer.at_number()) {
@@ -151,7 +151,7 @@ void Parser::place_kernel_shared(FunctionSyntax& function) {
 }
 
 void Parser::top_level() {
-  const std::string word = lexer.dotted();
+  const std::string word = lexer.directive();
   if (word == ".version") {
     lexer.number();
   } else if (word == ".target") {
@@ -171,7 +171,7 @@ void Parser::top_level() {
     // linkage: one module is a whole program
   } else if (word == ".entry" || word == ".func") {
     while (lexer.peek() == '.') {  // .noreturn, .attribute
-      lexer.dotted();
+      lexer.directive();
     }
     function(word == ".entry");
   } else if (word == ".pragma") {
