@@ -211,6 +211,8 @@ def test_carries(t):
     check(f"add.cc.{t} low, a, c; addc.cc.{t} high, b, e; addc.{t} d, 0, 0;", [(x + y) >> 2 * n for x, y in wide])
     check(f"sub.cc.{t} low, a, c; subc.cc.{t} high, b, e; subc.{t} d, 0, 0;", [(x - y) >> 2 * n for x, y in wide])
 
+    check(f"sub.cc.{t} low, a, c; addc.{t} d, 0, 0;", [int(x >= z) for x, _, z, _ in rows])  # 1: nothing borrowed
+
     def signed(x):
         return x - (1 << n) if t[0] == "s" and x >> n - 1 else x
 

@@ -1,4 +1,7 @@
 // Integer arithmetic of more than one word: add.cc addc sub.cc subc mad.cc madc, with a carry of one bit per lane.
+//
+// A difference is a + ~b + 1, and its carry is that of this sum, 1 where nothing was borrowed: so the hardware has it, and
+// nvcc's 128-bit division reads it with addc.
 #include "carry.h"
 
 #include "lanes.h"
@@ -18,11 +21,11 @@ void run(Warp& w, const Instruction& in) {
   const U mask = ~U{0};
   uint32_t left = 0;
   each_lane(w.mask, [&](int i) {
-    const W carry = in.value[1] ? w.carry >> i & 1 : 0;
+    const W carry = in.value[1] ? w.carry >> i & 1 : in.value[0] == kDifference;
     const T a = w.in<T>(in.a)[i], b = w.in<T>(in.b)[i];
     W result;
     if (in.value[0] == kDifference) {
-      result = W{static_cast<U>(a)} - static_cast<U>(b) - carry;  // below zero: the borrow is in every high bit
+      result = W{static_cast<U>(a)} + static_cast<U>(~static_cast<U>(b)) + carry;
     } else if (in.value[0] == kSum) {
       result = W{static_cast<U>(a)} + static_cast<U>(b) + carry;
     } else {
