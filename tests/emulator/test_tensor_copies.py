@@ -203,6 +203,16 @@ def test_linear_reductions(copies):
         assert report.global_write.bytes == x.nbytes and report.global_write.sectors == x.nbytes // 32
 
 
+def test_maps_that_are_larger_than_their_array(module):
+    """The driver cannot know; the copy finds out."""
+    x = np.zeros((8, 16), np.float32)
+    encoded = encode_tiled(x, "f32", (16, 9), (64,), (16, 8))
+    module.launch("load2", args=[encoded, np.zeros(512, np.uint8), 512, 0, 0])
+    for kernel in ("load2", "store2", "store2add"):
+        with pytest.raises(EmulatorError, match="out of bounds: global"):
+            module.launch(kernel, args=[encoded, np.zeros(512, np.uint8), 512, 0, 1])
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_half_sums_are_rounded_once(dtype):
     module = load(module_text([linear_reduction_kernel("add", dtype)]))
