@@ -65,6 +65,45 @@ def test_waited_for(seed):
     np.testing.assert_array_equal(launch(3, seed), x[:64] + x[128:192])
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if (lane == 0) wait(&b[0], 0); else READ",
+        "if (lane) READ else wait(&b[0], 0);",
+    ],
+)
+def test_lanes_that_do_not_wait_beside_lanes_that_do(body, seed):
+    body = body.replace("READ", "out[threadIdx.x] = first[threadIdx.x];")
+    source = TWO_LOADS[: TWO_LOADS.index("  if (WAITS & 2)")] + f"int lane = threadIdx.x % 32;\n{body}\n}}\n"
+    with pytest.raises(EmulatorError, match="before the mbarrier wait of its copy"):
+        module = load(compile_cuda(source, "sm_90a"))
+        args = [np.zeros(256, np.float32), np.zeros(64, np.float32)]
+        module.launch("kernel", block=64, args=args, seed=seed, copies="late")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("spinner", [1, 64])  # a lane of the same warp, another warp
+def test_lanes_that_spin_until_the_copy_has_landed(spinner, seed):
+    body = f"""  __shared__ int flag;
+  if (threadIdx.x == 0) flag = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {{
+    wait(&b[0], 0);
+    atomicExch(&flag, 1);
+    out[0] = first[5];
+  }} else if (threadIdx.x == {spinner}) {{
+    while (atomicAdd(&flag, 0) == 0) {{}}
+    out[1] = 1;
+  }}
+}}
+"""
+    x, out = np.arange(256, dtype=np.float32), np.zeros(64, np.float32)
+    module = load(compile_cuda(TWO_LOADS[: TWO_LOADS.index("  if (WAITS & 2)")] + body, "sm_90a"))
+    module.launch("kernel", block=128, args=[x, out], seed=seed, copies="late")
+    assert out[:2].tolist() == [5, 1]
+
+
 STORE = (
     PRELUDE
     + r"""

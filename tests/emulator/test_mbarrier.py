@@ -2,6 +2,10 @@
 
 # ruff: noqa: E501 CUDA and PTX texts
 
+import numpy as np
+import pytest
+
+from emulator import compile_cuda, load
 from emulator.hopper_kernels import PRELUDE
 from emulator.test_faults import HEAD, check
 
@@ -88,3 +92,27 @@ def test_setmaxnreg_beyond_the_pool():
         arch="sm_90a",
         block=384,
     )
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if (t == 0) { wait(&b, 0); out[0] = 1; } else { arrive(&b); out[t] = 2; }",
+        "if (t == 0) { wait(&b, 0); out[0] = 1; return; } arrive(&b); out[t] = 2;",
+        "if (t == 0) { wait(&b, 0); out[0] = 1; } else if (t == 31) { wait(&b, 0); out[31] = 1; } else { arrive(&b); out[t] = 2; }",
+    ],
+)
+def test_lanes_that_wait_for_lanes_of_their_warp(body, seed):
+    waiting = 2 if "31" in body else 1
+    source = f"""extern "C" __global__ void kernel(int* out) {{
+  __shared__ uint64_t b;
+  int t = threadIdx.x;
+  if (t == 0) init(&b, {32 - waiting});
+  __syncthreads();
+  {body}
+}}
+"""
+    out = np.zeros(32, np.int32)
+    load(compile_cuda(PRELUDE + source, "sm_90a")).launch("kernel", args=[out], seed=seed)
+    assert out.tolist() == [1, *[2] * 30, 3 - waiting]

@@ -1,7 +1,7 @@
 // Integer arithmetic of more than one word: add.cc addc sub.cc subc mad.cc madc, with a carry of one bit per lane.
 //
-// A difference is a + ~b + 1, and its carry is that of this sum, 1 where nothing was borrowed: so the hardware has it, and
-// nvcc's 128-bit division reads it with addc.
+// A difference is a + ~b + 1, and its carry is that of this sum, 1 where nothing was borrowed: so the hardware has it,
+// and nvcc's 128-bit division reads it with addc.
 #include "carry.h"
 
 #include "lanes.h"

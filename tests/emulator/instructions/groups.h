@@ -1,4 +1,5 @@
-// Collectives of the lanes that a mask names. Lanes that come together may bring several masks: groups, each on its own.
+// Collectives of the lanes that a mask names. Lanes that come together may bring several masks: groups, each on its
+// own.
 #pragma once
 
 #include "lanes.h"

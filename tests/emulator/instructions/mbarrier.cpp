@@ -162,7 +162,7 @@ void run_test(Warp& w, const Instruction& in) {
     return;
   }
   w.polls = w.poll_stamp == block.events ? w.polls + 1 : 1;
-  w.poll_stamp = block.events;
+  w.poll_stamp = w.splits[w.current].poll_stamp = block.events;
   w.yield();
 }
 

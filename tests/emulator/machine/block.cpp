@@ -76,14 +76,20 @@ int Block::choose() {
   for (int w : order) {
     Warp& warp = *warps[w];
     if (warp.wait != Wait::none) continue;
-    (warp.polls && warp.poll_stamp == events ? polling : ready).push_back(w);
+    (warp.idle() ? polling : ready).push_back(w);
   }
   if (ready.empty() && !flights.empty()) return -2;
   if (ready.empty()) {
     if (polling.empty()) return -1;
     auto idlest = std::min_element(polling.begin(), polling.end(),
                                    [&](int x, int y) { return warps[x]->polls < warps[y]->polls; });
-    return warps[*idlest]->polls > 64 ? -1 : *idlest;
+    if (warps[*idlest]->polls <= 64) return *idlest;
+    for (int w : polling) {  // perhaps lanes wait at a join for lanes that wait for them
+      if (!warps[w]->release_parked()) continue;
+      warps[w]->polls = 0;
+      return w;
+    }
+    return -1;
   }
   if (launch->schedule == Schedule::random) return ready[random() % ready.size()];
   if (launch->schedule == Schedule::in_order) {  // the next after the last one
@@ -122,6 +128,15 @@ bool Block::step() {
     throw std::runtime_error(describe(*launch, *this, *warps[chosen], fault));
   }
   launch->executed += warps[chosen]->executed - before;
+  // Lanes that spin on memory may wait for a copy that others wait for, or for a warp that was never chosen.
+  constexpr uint64_t kPatience = 1 << 20;
+  idle_instructions = idle_stamp == events ? idle_instructions + warps[chosen]->executed - before : 0;
+  idle_stamp = events;
+  if (idle_instructions > kPatience) {
+    idle_instructions = 0;
+    if (!flights.empty()) land_one(*this, needed_flight());
+    std::rotate(order.begin(), order.begin() + 1, order.end());
+  }
   return true;
 }
 

@@ -54,6 +54,7 @@ struct Split {
   std::shared_ptr<Frame> frame;
   uint32_t collecting = 0;  // lanes that wait in a collective at pc
   uint32_t members = 0;     // of that collective
+  uint64_t poll_stamp = 0;  // Block::events at its last failed mbarrier poll
 };
 
 enum class Wait : uint8_t { none, barrier, registers, done };
@@ -94,6 +95,8 @@ struct Warp {
   void return_lanes();
   void exit_lanes(uint32_t lanes);
   bool collect(uint32_t members, const char* name);  // all members are here and mask is theirs; else this split waits
+  bool release_parked();                             // lanes that wait at a join go on alone; whether there are any
+  bool idle() const;  // has polled in vain since anything happened in the block, all of its lanes
   bool converged() const { return splits.size() == 1 && active == alive; }
   void yield() { budget_ = 0; }
 
@@ -123,7 +126,6 @@ struct Warp {
 
  private:
   void select(size_t split);
-  void release_parked();
   void check_registers(const Instruction& in);
   void store();
   bool pick();  // another split that can run
@@ -162,7 +164,8 @@ struct Block {
   std::map<uint32_t, MBarrier> mbarriers;           // by shared address
   std::map<int, std::vector<uint64_t>> matrix_log;  // by warpgroup: what its wgmmas were, for warps to agree
   std::deque<Flight> flights;
-  uint64_t events = 1;  // grows when something happens that a waiting warp may wait for
+  uint64_t idle_stamp = 0, idle_instructions = 0;  // executed since `events` was idle_stamp
+  uint64_t events = 1;                             // grows when something happens that a waiting warp may wait for
   int register_pool = 0;
   std::mt19937_64 random;
   std::vector<int> order;
