@@ -47,8 +47,9 @@ void run_copy(Warp& w, const Instruction& in) {
     Memory::check_alignment("global", copy->from, bytes, lane);
     if (copy->read) {
       block.launch->memory.at(copy->from, copy->read, false, lane);
-      if (copy->read == bytes) traffic.global.add(copy->from);
+      traffic.add_global(copy->from, copy->read);
     }
+    traffic.add_shared(copy->to, bytes, lane);
     block.shared.begin_copy(w.index, copy->to, bytes, Pending::cp_async, lane);
     const Copies when = block.launch->copies;
     if (when == Copies::early || (when == Copies::random && block.random() % 2))
@@ -57,7 +58,7 @@ void run_copy(Warp& w, const Instruction& in) {
       block.shared.poison(copy->to, bytes);
     w.async->open[lane].push_back(std::move(copy));
   });
-  traffic.finish(w, in, bytes, Access::read);
+  traffic.finish(w, in, Access::read);
 }
 
 void run_commit(Warp& w, const Instruction&) {
