@@ -58,8 +58,7 @@ LaunchPlan tiled(Kernel kernel, const char* kernel_name, const BlockArgs& block,
   params.query_tiles = tiles(block.Sq, shape.queries);
   params.key_tiles = tiles(block.Skv, shape.keys);
   LaunchPlan plan;
-  plan.kernel =
-      std::string("ringattn_") + kernel_name + "_" + name_of(block.dtype) + "_" + std::to_string(head_dim);
+  plan.kernel = std::string("ringattn_") + kernel_name + "_" + name_of(block.dtype) + "_" + std::to_string(head_dim);
   plan.grid = grid_of(kernel == Kernel::backward_keys ? block.B * block.Hkv * params.key_tiles
                                                       : block.B * block.Hq * params.query_tiles);
   plan.threads = static_cast<std::uint32_t>(shape.threads());

@@ -36,20 +36,17 @@ constexpr int padded_head_dim(long head_dim) {
 }
 
 // Parts with 99 KiB of shared memory for a thread block, instead of 163 KiB or more.
-constexpr bool has_small_shared_memory(int arch) {
-  return arch == 86 || arch == 89 || arch == 120 || arch == 121;
-}
+constexpr bool has_small_shared_memory(int arch) { return arch == 86 || arch == 89 || arch == 120 || arch == 121; }
 
-constexpr int shared_limit(int arch) {
-  return (has_small_shared_memory(arch) ? 99 : arch >= 90 ? 227 : 163) * 1024;
-}
+constexpr int shared_limit(int arch) { return (has_small_shared_memory(arch) ? 99 : arch >= 90 ? 227 : 163) * 1024; }
 
 constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
   const bool small = has_small_shared_memory(arch);
   switch (kernel) {
     case Kernel::forward:
       if (head_dim == 64) return {128, 128, 64, 4, 2, 1, 1, 2};
-      if (head_dim == 128) return small || arch >= 90 ? Shape{128, 32, 32, 4, 2, 1, 1, 2} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
+      if (head_dim == 128)
+        return small || arch >= 90 ? Shape{128, 32, 32, 4, 2, 1, 1, 2} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
       return small ? Shape{64, 64, 64, 4, 1, 1, 1, 1} : Shape{128, 64, 64, 8, 1, 1, 1, 1};
     case Kernel::backward_keys:
       if (head_dim == 256) return small ? Shape{32, 32, 16, 4, 1, 2, 1, 1} : Shape{64, 64, 32, 8, 1, 2, 1, 1};
@@ -70,13 +67,14 @@ constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, b
     case Kernel::forward:  // q, k, v; the interval of every row; two pointers of every thread
       return query_tile + 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
     case Kernel::backward_keys: {
-      // k, v; the stages of q, dO and the statistics of their rows, in a page; p and ds where warps share rows, ds where
-      // dQ is added, whose rows take a panel each; four pointers of every thread.
+      // k, v; the stages of q, dO and the statistics of their rows, in a page; p and ds where warps share rows, ds
+      // where dQ is added, whose rows take a panel each; four pointers of every thread.
       const int product = shape.keys * (shape.queries < 64 ? 64 : shape.queries) * 2;
       const int products = shape.column_warps > 1 ? 2 * product : adds_queries ? product : 0;
       return 2 * key_tile + shape.stages * (2 * query_tile + 1024) + products + shape.threads() * 32;
     }
-    case Kernel::backward_queries:  // q, dO; the stages of k and v; the interval of every row; two pointers of every thread
+    case Kernel::backward_queries:  // q, dO; the stages of k and v; the interval of every row; two pointers of every
+                                    // thread
       return 2 * query_tile + shape.stages * 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
   }
   return 0;

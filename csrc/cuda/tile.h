@@ -60,9 +60,8 @@ struct TileCopy {
   // to: the tile's address and `lane`. from: the first row's address and this thread's part, as `source` makes it.
   __device__ __forceinline__ void whole(std::uint32_t to, const char* from, std::int64_t stride) const {
     unrolled<kRows / kStep>([&]<int i>() {
-      unrolled<kPanels>([&]<int panel>() {
-        copy_async_16<(panel * kRows + i * kStep) * kRowBytes, panel * kRowBytes>(to, from);
-      });
+      unrolled<kPanels>(
+          [&]<int panel>() { copy_async_16<(panel * kRows + i * kStep) * kRowBytes, panel * kRowBytes>(to, from); });
       from += kStep * stride;
     });
   }
@@ -120,15 +119,14 @@ __device__ __forceinline__ const char*& pointer_slot(char* memory, int which) {
 // A fragments of kTiles x 16 rows from row 0 on at a column: [m][k] in memory. lane: the tile's address and tall_lane.
 template <int kRows, int kColumn, int kTiles>
 __device__ __forceinline__ void load_a(std::uint32_t (&a)[kTiles][4], std::uint32_t lane) {
-  unrolled<kTiles>([&]<int i>() {
-    load_matrices<fragment_offset<kRows>(16 * i, kColumn)>(a[i], lane ^ fragment_flip(kColumn));
-  });
+  unrolled<kTiles>(
+      [&]<int i>() { load_matrices<fragment_offset<kRows>(16 * i, kColumn)>(a[i], lane ^ fragment_flip(kColumn)); });
 }
 
 // d += a b for 16 columns of d, whose B fragments are b.
 template <DType T, int kTiles, int kColumns>
-__device__ __forceinline__ void multiply_pair(float (&d)[kTiles][kColumns][4], int n, const std::uint32_t (&a)[kTiles][4],
-                                              const std::uint32_t (&b)[4]) {
+__device__ __forceinline__ void multiply_pair(float (&d)[kTiles][kColumns][4], int n,
+                                              const std::uint32_t (&a)[kTiles][4], const std::uint32_t (&b)[4]) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     multiply_add<T>(d[i][n], a[i], b[0], b[1]);

@@ -1,5 +1,5 @@
-// Which tiles a mask leaves work in. A warp decides 32 tiles at a time, one per lane, with the functions of core/mask.h,
-// so the decision is exact for every layout and mask, and costs a few instructions per tile.
+// Which tiles a mask leaves work in. A warp decides 32 tiles at a time, one per lane, with the functions of
+// core/mask.h, so the decision is exact for every layout and mask, and costs a few instructions per tile.
 #pragma once
 
 #include "core/mask.h"

@@ -33,45 +33,84 @@ BlockArgs block_of(const py::dict& fields) {
   BlockArgs b;
   for (const auto& [key, value] : fields) {
     const auto name = key.cast<std::string>();
-    if (name == "dtype") b.dtype = value.cast<std::string>() == "bf16" ? DType::bfloat16 : DType::float16;
-    else if (name == "B") b.B = value.cast<std::int64_t>();
-    else if (name == "Hq") b.Hq = value.cast<std::int64_t>();
-    else if (name == "Hkv") b.Hkv = value.cast<std::int64_t>();
-    else if (name == "Sq") b.Sq = value.cast<std::int64_t>();
-    else if (name == "Skv") b.Skv = value.cast<std::int64_t>();
-    else if (name == "D") b.D = value.cast<std::int64_t>();
-    else if (name == "scale") b.scale = value.cast<double>();
-    else if (name == "query_segments") b.query_segments = segments(value);
-    else if (name == "key_segments") b.key_segments = segments(value);
-    else if (name == "key_count") b.mask.key_count = value.cast<std::int32_t>();
-    else if (name == "left") b.mask.left = value.cast<std::int32_t>();
-    else if (name == "right") b.mask.right = value.cast<std::int32_t>();
-    else if (name == "document_bounds") b.mask.document_bounds = static_cast<std::int32_t*>(pointer(value));
-    else if (name == "document_count") b.mask.document_count = value.cast<std::int32_t>();
-    else if (name == "query") b.query = rows(value);
-    else if (name == "key") b.key = rows(value);
-    else if (name == "value") b.value = rows(value);
-    else if (name == "out") b.out = rows(value);
-    else if (name == "grad_out") b.grad_out = rows(value);
-    else if (name == "grad_query") b.grad_query = rows(value);
-    else if (name == "grad_key") b.grad_key = rows(value);
-    else if (name == "grad_value") b.grad_value = rows(value);
-    else if (name == "o") b.o = pointer(value);
-    else if (name == "m") b.m = pointer(value);
-    else if (name == "l") b.l = pointer(value);
-    else if (name == "other_o") b.other_o = pointer(value);
-    else if (name == "other_m") b.other_m = pointer(value);
-    else if (name == "other_l") b.other_l = pointer(value);
-    else if (name == "lse") b.lse = pointer(value);
-    else if (name == "minus_lse_log2") b.minus_lse_log2 = pointer(value);
-    else if (name == "minus_delta") b.minus_delta = pointer(value);
-    else if (name == "delta") b.delta = pointer(value);
-    else if (name == "grad_lse") b.grad_lse = pointer(value);
-    else if (name == "load_state") b.load_state = value.cast<bool>();
-    else if (name == "store_state") b.store_state = value.cast<bool>();
-    else if (name == "finalize") b.finalize = value.cast<bool>();
-    else if (name == "deterministic") b.deterministic = value.cast<bool>();
-    else throw py::key_error(name);
+    if (name == "dtype")
+      b.dtype = value.cast<std::string>() == "bf16" ? DType::bfloat16 : DType::float16;
+    else if (name == "B")
+      b.B = value.cast<std::int64_t>();
+    else if (name == "Hq")
+      b.Hq = value.cast<std::int64_t>();
+    else if (name == "Hkv")
+      b.Hkv = value.cast<std::int64_t>();
+    else if (name == "Sq")
+      b.Sq = value.cast<std::int64_t>();
+    else if (name == "Skv")
+      b.Skv = value.cast<std::int64_t>();
+    else if (name == "D")
+      b.D = value.cast<std::int64_t>();
+    else if (name == "scale")
+      b.scale = value.cast<double>();
+    else if (name == "query_segments")
+      b.query_segments = segments(value);
+    else if (name == "key_segments")
+      b.key_segments = segments(value);
+    else if (name == "key_count")
+      b.mask.key_count = value.cast<std::int32_t>();
+    else if (name == "left")
+      b.mask.left = value.cast<std::int32_t>();
+    else if (name == "right")
+      b.mask.right = value.cast<std::int32_t>();
+    else if (name == "document_bounds")
+      b.mask.document_bounds = static_cast<std::int32_t*>(pointer(value));
+    else if (name == "document_count")
+      b.mask.document_count = value.cast<std::int32_t>();
+    else if (name == "query")
+      b.query = rows(value);
+    else if (name == "key")
+      b.key = rows(value);
+    else if (name == "value")
+      b.value = rows(value);
+    else if (name == "out")
+      b.out = rows(value);
+    else if (name == "grad_out")
+      b.grad_out = rows(value);
+    else if (name == "grad_query")
+      b.grad_query = rows(value);
+    else if (name == "grad_key")
+      b.grad_key = rows(value);
+    else if (name == "grad_value")
+      b.grad_value = rows(value);
+    else if (name == "o")
+      b.o = pointer(value);
+    else if (name == "m")
+      b.m = pointer(value);
+    else if (name == "l")
+      b.l = pointer(value);
+    else if (name == "other_o")
+      b.other_o = pointer(value);
+    else if (name == "other_m")
+      b.other_m = pointer(value);
+    else if (name == "other_l")
+      b.other_l = pointer(value);
+    else if (name == "lse")
+      b.lse = pointer(value);
+    else if (name == "minus_lse_log2")
+      b.minus_lse_log2 = pointer(value);
+    else if (name == "minus_delta")
+      b.minus_delta = pointer(value);
+    else if (name == "delta")
+      b.delta = pointer(value);
+    else if (name == "grad_lse")
+      b.grad_lse = pointer(value);
+    else if (name == "load_state")
+      b.load_state = value.cast<bool>();
+    else if (name == "store_state")
+      b.store_state = value.cast<bool>();
+    else if (name == "finalize")
+      b.finalize = value.cast<bool>();
+    else if (name == "deterministic")
+      b.deterministic = value.cast<bool>();
+    else
+      throw py::key_error(name);
   }
   return b;
 }
@@ -102,7 +141,8 @@ PYBIND11_MODULE(_plan, m) {
                        : kernel == "backward_keys" ? cuda::Kernel::backward_keys
                                                    : cuda::Kernel::backward_queries;
     const cuda::Shape s = cuda::shape_of(which, arch, head_dim);
-    return py::dict(py::arg("queries") = s.queries, py::arg("keys") = s.keys, py::arg("score_columns") = s.score_columns, py::arg("warps") = s.warps,
+    return py::dict(py::arg("queries") = s.queries, py::arg("keys") = s.keys,
+                    py::arg("score_columns") = s.score_columns, py::arg("warps") = s.warps,
                     py::arg("tiles_per_warp") = s.tiles_per_warp, py::arg("column_warps") = s.column_warps,
                     py::arg("stages") = s.stages, py::arg("blocks") = s.blocks,
                     py::arg("shared_bytes") = cuda::shared_bytes_of(which, s, head_dim, true),

@@ -1,4 +1,5 @@
 // Backward by key tiles, float16, head_dim up to 64.
+#include "cuda/registry.h"
 #include "cuda/sm80/backward_keys.h"
 
 using namespace ringattn;
@@ -8,3 +9,6 @@ extern "C" __global__ void __launch_bounds__(cuda::shape_of(cuda::Kernel::backwa
     ringattn_backward_keys_fp16_64(const __grid_constant__ cuda::Params params) {
   cuda::backward_keys<DType::float16, 64>(params);
 }
+
+static const cuda::Registered registered("ringattn_backward_keys_fp16_64",
+                                         reinterpret_cast<const void*>(ringattn_backward_keys_fp16_64));

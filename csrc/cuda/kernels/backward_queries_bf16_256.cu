@@ -1,11 +1,14 @@
 // Backward by query tiles, bfloat16, head_dim up to 256.
+#include "cuda/registry.h"
 #include "cuda/sm80/backward_queries.h"
 
 using namespace ringattn;
 
-extern "C" __global__ void
-__launch_bounds__(cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 256).threads(),
-                  cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 256).blocks)
+extern "C" __global__ void __launch_bounds__(cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 256).threads(),
+                                             cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 256).blocks)
     ringattn_backward_queries_bf16_256(const __grid_constant__ cuda::Params params) {
   cuda::backward_queries<DType::bfloat16, 256>(params);
 }
+
+static const cuda::Registered registered("ringattn_backward_queries_bf16_256",
+                                         reinterpret_cast<const void*>(ringattn_backward_queries_bf16_256));

@@ -1,11 +1,14 @@
 // Backward by query tiles, float16, head_dim up to 128.
+#include "cuda/registry.h"
 #include "cuda/sm80/backward_queries.h"
 
 using namespace ringattn;
 
-extern "C" __global__ void
-__launch_bounds__(cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 128).threads(),
-                  cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 128).blocks)
+extern "C" __global__ void __launch_bounds__(cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 128).threads(),
+                                             cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 128).blocks)
     ringattn_backward_queries_fp16_128(const __grid_constant__ cuda::Params params) {
   cuda::backward_queries<DType::float16, 128>(params);
 }
+
+static const cuda::Registered registered("ringattn_backward_queries_fp16_128",
+                                         reinterpret_cast<const void*>(ringattn_backward_queries_fp16_128));

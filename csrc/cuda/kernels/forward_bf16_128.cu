@@ -1,4 +1,5 @@
 // Forward, bfloat16, head_dim up to 128.
+#include "cuda/registry.h"
 #include "cuda/sm80/forward.h"
 
 using namespace ringattn;
@@ -8,3 +9,6 @@ extern "C" __global__ void __launch_bounds__(cuda::shape_of(cuda::Kernel::forwar
     ringattn_forward_bf16_128(const __grid_constant__ cuda::Params params) {
   cuda::forward<DType::bfloat16, 128>(params);
 }
+
+static const cuda::Registered registered("ringattn_forward_bf16_128",
+                                         reinterpret_cast<const void*>(ringattn_forward_bf16_128));

@@ -25,9 +25,9 @@ struct BackwardKeys {
   static constexpr Shape kShape = shape_of(Kernel::backward_keys, kArch, kHeadDim);
   static constexpr int kQueries = kShape.queries, kKeys = kShape.keys, kThreads = kShape.threads();
   static constexpr int kColumnWarps = kShape.column_warps, kStages = kShape.stages;
-  static constexpr int kColumns = kHeadDim / kColumnWarps;        // of dK and dV that a warp owns
-  static constexpr int kOwnQueries = kQueries / kColumnWarps;     // whose scores a warp makes
-  static constexpr int kScoreQueries = kShape.score_columns;      // of them at a time
+  static constexpr int kColumns = kHeadDim / kColumnWarps;     // of dK and dV that a warp owns
+  static constexpr int kOwnQueries = kQueries / kColumnWarps;  // whose scores a warp makes
+  static constexpr int kScoreQueries = kShape.score_columns;   // of them at a time
   static constexpr bool kShares = kColumnWarps > 1;
   static_assert(kQueries <= kPanelColumns && kScoreQueries % 16 == 0 && kOwnQueries % kScoreQueries == 0);
   static_assert(kKeys == 16 * kShape.warps / kColumnWarps && kShape.tiles_per_warp == 1);
@@ -38,7 +38,7 @@ struct BackwardKeys {
   // needed, and pointers.
   static constexpr int kQueryTile = kTileBytes<kQueries, kHeadDim>, kKeyTile = kTileBytes<kKeys, kHeadDim>;
   static constexpr int kStatistics = 2 * kQueryTile, kStage = kStatistics + 1024;
-  static constexpr int kProduct = kTileBytes<kKeys, kQueries < kPanelColumns ? kPanelColumns : kQueries>;
+  static constexpr int kProduct = kTileBytes < kKeys, kQueries<kPanelColumns ? kPanelColumns : kQueries>;
   static constexpr int kFirstStage = 2 * kKeyTile;
   static constexpr int kDs = kFirstStage + kStages * kStage, kP = kDs + kProduct;
 
@@ -97,10 +97,10 @@ struct BackwardKeys {
     if (!adds_queries()) return;
     const Place place = Place::of(params);
     const Rows& rows = block.grad_query;
-    source_of(3) = reinterpret_cast<const char*>(
-        static_cast<float*>(rows.data) + place.batch * rows.batch_stride +
-        (place.head * params.group + head_in_group) * rows.head_stride +
-        (gradient_row() + lane / 4) * rows.token_stride + gradient_column() + lane % 4 * 2);
+    source_of(3) = reinterpret_cast<const char*>(static_cast<float*>(rows.data) + place.batch * rows.batch_stride +
+                                                 (place.head * params.group + head_in_group) * rows.head_stride +
+                                                 (gradient_row() + lane / 4) * rows.token_stride + gradient_column() +
+                                                 lane % 4 * 2);
   }
 
   __device__ __forceinline__ void copy_queries(Tile tile, int stage) const {
@@ -153,8 +153,7 @@ struct BackwardKeys {
 
   // p^T and ds^T of the warp's keys and some of its queries, rounded: A fragments of 16 queries each.
   template <int kFirst>
-  __device__ __forceinline__ void make_products(Products& rounded_p, Products& rounded_ds, Tile tile,
-                                                int stage) const {
+  __device__ __forceinline__ void make_products(Products& rounded_p, Products& rounded_ds, Tile tile, int stage) const {
     Scores p, ds;
     const std::uint32_t statistic =
         kept(shared + kFirstStage + stage + (column_part * kOwnQueries + kFirst + lane % 4 * 2) * 4);
@@ -237,8 +236,8 @@ struct BackwardKeys {
         load_matrices_transposed<kDs + 16 * k * kRowBytes>(a[0], a_lane);
         unrolled<kPart / 16>([&]<int n>() {
           std::uint32_t b[4];
-          load_matrices_transposed<fragment_offset<kKeys>(16 * k, part * kPart + 16 * n)>(b,
-                                                                                        b_lane ^ fragment_flip(16 * n));
+          load_matrices_transposed<fragment_offset<kKeys>(16 * k, part * kPart + 16 * n)>(
+              b, b_lane ^ fragment_flip(16 * n));
           multiply_pair<T>(dq, 2 * n, a, b);
         });
       });

@@ -146,7 +146,7 @@ struct BackwardQueries {
       unrolled<kHeadDim / 16>([&]<int n>() {
         std::uint32_t b[4];
         load_matrices_transposed<kFirstStage + fragment_offset<kKeys>(16 * step, 16 * n)>(b,
-                                                                                         key ^ fragment_flip(16 * n));
+                                                                                          key ^ fragment_flip(16 * n));
         multiply_pair<T>(dq, 2 * n, a, b);
       });
     });
@@ -158,8 +158,8 @@ struct BackwardQueries {
     const std::int32_t first = place.tile * kQueries + warp * 16;
     float* to = static_cast<float*>(rows.data) + place.batch * rows.batch_stride + place.head * rows.head_stride +
                 (first + lane / 4) * rows.token_stride + lane % 4 * 2;
-    add_rows<kHeadDim>(to, rows.token_stride, dq, static_cast<float>(block.scale),
-                       static_cast<int>(block.Sq) - first, static_cast<int>(block.D));
+    add_rows<kHeadDim>(to, rows.token_stride, dq, static_cast<float>(block.scale), static_cast<int>(block.Sq) - first,
+                       static_cast<int>(block.D));
   }
 
   __device__ __forceinline__ void run() {

@@ -10,8 +10,9 @@
 // m is a reference, not always the maximum. The exponentials are taken with the m at hand; only if their sum outgrows
 // 2^8 in some row, m is raised to the maximum, o and l are rescaled and the exponentials taken again. That is exact in
 // exact arithmetic, happens in the first tile and rarely afterwards, and saves the search for the maximum elsewhere. An
-// exponential of at most 2^8 fits float16. All lanes of a row know m; l is spread over the four lanes of a row until the end. Sums that started from a carried state start there, so a pass cut
-// into calls on a tile boundary takes the same decisions and gives the same o and m.
+// exponential of at most 2^8 fits float16. All lanes of a row know m; l is spread over the four lanes of a row until
+// the end. Sums that started from a carried state start there, so a pass cut into calls on a tile boundary takes the
+// same decisions and gives the same o and m.
 #pragma once
 
 #include <cfloat>
@@ -28,7 +29,7 @@ struct ForwardTiles {
   static constexpr Shape kShape = shape_of(Kernel::forward, kArch, kHeadDim);
   static constexpr int kQueries = kShape.queries, kKeys = kShape.keys;
   static constexpr int kScoreKeys = kShape.score_columns;
-  static constexpr bool kKeepsQueries = kHeadDim == 64;  // their fragments in registers
+  static constexpr bool kKeepsQueries = kHeadDim == 64;    // their fragments in registers
   static constexpr int kMmaTiles = kShape.tiles_per_warp;  // m16 tiles of a warp
   static constexpr int kRows = 2 * kMmaTiles;              // rows of a lane
   static_assert(kQueries == 16 * kMmaTiles * kShape.warps);
@@ -86,8 +87,8 @@ __device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& s
 
 // p = exp2(c s - c m), rounded to T, as the A fragments of the second product; sums: of the lane's p, row by row.
 template <DType T, int kMmaTiles, int kHeadDim, int kColumns>
-__device__ __forceinline__ void exponentials(std::uint32_t (&p)[kColumns / 2][kMmaTiles][4], float (&sums)[2 * kMmaTiles],
-                                             const float (&s)[kMmaTiles][kColumns][4],
+__device__ __forceinline__ void exponentials(std::uint32_t (&p)[kColumns / 2][kMmaTiles][4],
+                                             float (&sums)[2 * kMmaTiles], const float (&s)[kMmaTiles][kColumns][4],
                                              const RowState<kMmaTiles, kHeadDim>& state, const Params& params) {
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
@@ -107,8 +108,8 @@ __device__ __forceinline__ void exponentials(std::uint32_t (&p)[kColumns / 2][kM
 // The softmax of one part of a key tile: p from s, with a reference that p does not outgrow; l gains the row sums.
 template <DType T, int kMmaTiles, int kHeadDim, int kColumns>
 __device__ __forceinline__ void softmax(std::uint32_t (&p)[kColumns / 2][kMmaTiles][4],
-                                        const float (&s)[kMmaTiles][kColumns][4],
-                                        RowState<kMmaTiles, kHeadDim>& state, const Params& params) {
+                                        const float (&s)[kMmaTiles][kColumns][4], RowState<kMmaTiles, kHeadDim>& state,
+                                        const Params& params) {
   constexpr float kLimit = 256.0f;
   float sums[2 * kMmaTiles];
 #pragma unroll 1
@@ -127,7 +128,8 @@ __device__ __forceinline__ void softmax(std::uint32_t (&p)[kColumns / 2][kMmaTil
 template <DType T, int kHeadDim>
 struct Forward : ForwardTiles<kHeadDim> {
   using Tiles = ForwardTiles<kHeadDim>;
-  using Tiles::kKeys, Tiles::kQueries, Tiles::kScoreKeys, Tiles::kKeepsQueries, Tiles::kMmaTiles, Tiles::kRows, Tiles::kShape;
+  using Tiles::kKeys, Tiles::kQueries, Tiles::kScoreKeys, Tiles::kKeepsQueries, Tiles::kMmaTiles, Tiles::kRows,
+      Tiles::kShape;
   static constexpr int kThreads = kShape.threads();
   using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
   using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
@@ -297,7 +299,7 @@ struct Forward : ForwardTiles<kHeadDim> {
     }
     const std::uint32_t q = kept(q_lane), k = kept(k_lane);
     unrolled<kHeadDim / 16>([&]<int d>() {
-      Fragments a;
+      [[maybe_unused]] Fragments a;
       if constexpr (!kKeepsQueries) load_a<kQueries, 16 * d>(a, q);
       unrolled<kScoreKeys / 16>([&]<int n>() {
         std::uint32_t b[4];

@@ -1,0 +1,18 @@
+// The block kernels of GPUs, launched: plans of plan.h on the current device of the calling thread.
+#pragma once
+
+#include "core/kernels.h"
+#include "cuda/plan.h"
+
+namespace ringattn::cuda {
+
+// Launch::stream is a cudaStream_t. All pointers of the arguments, the mask's document bounds too, are of the device.
+// Kernels do not synchronise with the host. std::invalid_argument: as the plans; std::runtime_error: what CUDA says.
+const KernelTable& kernels();
+
+// The architecture that the kernels' code for the current device was generated for, as in 80.
+int code_arch();
+
+void launch(const LaunchPlan& plan, void* stream);
+
+}  // namespace ringattn::cuda
