@@ -11,6 +11,7 @@
 #include "core/layout.h"
 #include "core/mask.h"
 #include "core/schedule.h"
+#include "cuda/shapes.h"
 
 namespace py = pybind11;
 using namespace ringattn;
@@ -179,6 +180,40 @@ void bind_schedule(py::module_& m) {
       py::arg("queries"), py::arg("keys"), py::arg("mask"), py::arg("rank"));
 }
 
+cuda::Kernel kernel_of(const std::string& name) {
+  if (name == "forward") return cuda::Kernel::forward;
+  if (name == "backward_keys") return cuda::Kernel::backward_keys;
+  if (name == "backward_queries") return cuda::Kernel::backward_queries;
+  throw std::invalid_argument("kernel: expected forward, backward_keys or backward_queries, got " + name);
+}
+
+// The table of csrc/cuda/shapes.h, which is plain data and there in every build.
+void bind_shapes(py::module_& m) {
+  py::class_<cuda::Shape>(m, "TileShape")
+      .def_readonly("queries", &cuda::Shape::queries)
+      .def_readonly("keys", &cuda::Shape::keys)
+      .def_readonly("score_columns", &cuda::Shape::score_columns)
+      .def_readonly("warps", &cuda::Shape::warps)
+      .def_readonly("tiles_per_warp", &cuda::Shape::tiles_per_warp)
+      .def_readonly("column_warps", &cuda::Shape::column_warps)
+      .def_readonly("stages", &cuda::Shape::stages)
+      .def_readonly("blocks", &cuda::Shape::blocks);
+  m.def(
+      "tile_shape",
+      [](const std::string& kernel, int arch, int head_dim) {
+        return cuda::shape_of(kernel_of(kernel), arch, head_dim);
+      },
+      py::arg("kernel"), py::arg("arch"), py::arg("head_dim"),
+      "What a thread block of a CUDA kernel works on; arch as in 80.");
+  m.def(
+      "tile_shared_bytes",
+      [](const std::string& kernel, int arch, int head_dim) {
+        const cuda::Kernel which = kernel_of(kernel);
+        return cuda::shared_bytes_of(which, cuda::shape_of(which, arch, head_dim), head_dim, true);
+      },
+      py::arg("kernel"), py::arg("arch"), py::arg("head_dim"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -186,5 +221,6 @@ PYBIND11_MODULE(_C, m) {
   bind_layout(m);
   bind_mask(m);
   bind_schedule(m);
+  bind_shapes(m);
   m.attr("RING_ERROR_PREFIX") = RingError::kPrefix;
 }
