@@ -187,6 +187,14 @@ cuda::Kernel kernel_of(const std::string& name) {
   throw std::invalid_argument("kernel: expected forward, backward_keys or backward_queries, got " + name);
 }
 
+cuda::Shape tile_shape(const std::string& kernel, int arch, int head_dim) {
+  if (arch < 80) throw std::invalid_argument("arch: expected 80 or newer, got " + std::to_string(arch));
+  if (cuda::padded_head_dim(head_dim) != head_dim) {
+    throw std::invalid_argument("head_dim: expected 64, 128 or 256, got " + std::to_string(head_dim));
+  }
+  return cuda::shape_of(kernel_of(kernel), arch, head_dim);
+}
+
 // The table of csrc/cuda/shapes.h, which is plain data and there in every build.
 void bind_shapes(py::module_& m) {
   py::class_<cuda::Shape>(m, "TileShape")
@@ -198,18 +206,13 @@ void bind_shapes(py::module_& m) {
       .def_readonly("column_warps", &cuda::Shape::column_warps)
       .def_readonly("stages", &cuda::Shape::stages)
       .def_readonly("blocks", &cuda::Shape::blocks);
-  m.def(
-      "tile_shape",
-      [](const std::string& kernel, int arch, int head_dim) {
-        return cuda::shape_of(kernel_of(kernel), arch, head_dim);
-      },
-      py::arg("kernel"), py::arg("arch"), py::arg("head_dim"),
-      "What a thread block of a CUDA kernel works on; arch as in 80.");
+  m.def("tile_shape", tile_shape, py::arg("kernel"), py::arg("arch"), py::arg("head_dim"),
+        "What a thread block of a CUDA kernel works on; arch as in 80.");
   m.def(
       "tile_shared_bytes",
       [](const std::string& kernel, int arch, int head_dim) {
-        const cuda::Kernel which = kernel_of(kernel);
-        return cuda::shared_bytes_of(which, cuda::shape_of(which, arch, head_dim), head_dim, true);
+        const cuda::Shape shape = tile_shape(kernel, arch, head_dim);
+        return cuda::shared_bytes_of(kernel_of(kernel), shape, head_dim, true);
       },
       py::arg("kernel"), py::arg("arch"), py::arg("head_dim"));
 }
