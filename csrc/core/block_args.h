@@ -53,7 +53,7 @@ struct BlockArgs {
   void* delta = nullptr;
   void* lse_log2 = nullptr;  // float, as delta: lse * log2(e), or +inf for a row that saw nothing. GPUs alone
   // Accumulators in A that backward adds to; a null data pointer means the gradient is not wanted.
-  Rows grad_query, grad_key, grad_value;
+  Rows grad_query, grad_key, grad_value;  // the cast of GPUs reads grad_query and writes it, rounded to T, into out
   bool deterministic = true;
 
   // merge: the state that is merged into (o, m, l), laid out like it.

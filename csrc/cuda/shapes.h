@@ -22,8 +22,9 @@ struct Shape {
   constexpr int threads() const { return 32 * warps; }
 };
 
-// Lanes that share a row of [S, D] in the small kernels: finalize, merge, delta, cast.
-inline constexpr int kLanesPerRow = 32;
+// The small kernels (finalize, merge, delta, cast): lanes that share a row of [S, D], and threads of a thread block.
+inline constexpr int kLanesPerRow = 8;
+inline constexpr int kSmallKernelThreads = 256;
 
 // The largest head_dim that a compiled tile serves; smaller ones are padded with zeros.
 inline constexpr int kHeadDims[] = {64, 128, 256};

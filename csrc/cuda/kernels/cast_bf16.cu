@@ -1,0 +1,9 @@
+// The cast of a finished gradient, bfloat16.
+#include "cuda/state.h"
+
+using namespace ringattn;
+
+extern "C" __global__ void __launch_bounds__(cuda::kSmallKernelThreads)
+    ringattn_cast_bf16(const __grid_constant__ cuda::Params params) {
+  cuda::cast<DType::bfloat16>(params);
+}

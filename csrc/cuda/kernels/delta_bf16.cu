@@ -1,0 +1,9 @@
+// What backward needs of every row, bfloat16.
+#include "cuda/state.h"
+
+using namespace ringattn;
+
+extern "C" __global__ void __launch_bounds__(cuda::kSmallKernelThreads)
+    ringattn_delta_bf16(const __grid_constant__ cuda::Params params) {
+  cuda::delta<DType::bfloat16>(params);
+}

@@ -1,0 +1,9 @@
+// The end of a pass, float16.
+#include "cuda/state.h"
+
+using namespace ringattn;
+
+extern "C" __global__ void __launch_bounds__(cuda::kSmallKernelThreads)
+    ringattn_finalize_fp16(const __grid_constant__ cuda::Params params) {
+  cuda::finalize<DType::float16>(params);
+}

@@ -1,0 +1,9 @@
+// Merging two states, bfloat16.
+#include "cuda/state.h"
+
+using namespace ringattn;
+
+extern "C" __global__ void __launch_bounds__(cuda::kSmallKernelThreads)
+    ringattn_merge_bf16(const __grid_constant__ cuda::Params params) {
+  cuda::merge(params);
+}
