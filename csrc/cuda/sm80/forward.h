@@ -366,9 +366,11 @@ struct Forward : ForwardTiles<kHeadDim> {
       empty_state();
     }
     if constexpr (kKeepsQueries) {
-      wait_copies<0>();
-      __syncthreads();
-      unrolled<kHeadDim / 16>([&]<int d>() { load_a<kQueries, 16 * d>(queries[d], q_lane); });
+      if (now.exists()) {
+        wait_copies<0>();
+        __syncthreads();
+        unrolled<kHeadDim / 16>([&]<int d>() { load_a<kQueries, 16 * d>(queries[d], q_lane); });
+      }
     }
     while (now.exists()) {
       wait_copies<0>();
