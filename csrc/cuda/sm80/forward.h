@@ -184,10 +184,12 @@ struct Forward : ForwardTiles<kHeadDim> {
     return memory;
   }
 
-  __device__ __forceinline__ void empty_state() {
+  // Rows past the end have scores of 0. Their reference is 0 from the start, so that they never ask to raise those of
+  // the rows that share the warp.
+  __device__ __forceinline__ void empty_state(const Place& place) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      state.m[r] = -INFINITY;
+      state.m[r] = place.tile * kQueries + row_of(r) < block.Sq ? -INFINITY : 0.0f;
       state.l[r] = 0.0f;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n) state.o[r / 2][n][r % 2 * 2] = state.o[r / 2][n][r % 2 * 2 + 1] = 0.0f;
@@ -200,7 +202,7 @@ struct Forward : ForwardTiles<kHeadDim> {
       const std::int32_t token = place.tile * kQueries + row_of(r);
       const bool inside = token < block.Sq;
       const std::int64_t row = state_row(place, token);
-      state.m[r] = inside ? static_cast<const float*>(block.m)[row] : -INFINITY;
+      state.m[r] = inside ? static_cast<const float*>(block.m)[row] : 0.0f;
       state.l[r] = inside && lane % 4 == 0 ? static_cast<const float*>(block.l)[row] : 0.0f;
       const float* o = static_cast<const float*>(block.o) + row * block.D + lane % 4 * 2;
 #pragma unroll
@@ -363,7 +365,7 @@ struct Forward : ForwardTiles<kHeadDim> {
     if (block.load_state) {
       load_state(place);
     } else {
-      empty_state();
+      empty_state(place);
     }
     if constexpr (kKeepsQueries) {
       if (now.exists()) {
