@@ -88,6 +88,12 @@ __device__ __forceinline__ void load_shared_16(std::uint32_t (&r)[4], std::uint3
                : "memory");
 }
 
+// Spelled out: the compiler takes an assignment of a uint4 apart where its elements come from elsewhere.
+__device__ __forceinline__ void store_global_16(void* global, const std::uint32_t (&r)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 template <int kOffset>
 __device__ __forceinline__ void store_shared_4(std::uint32_t shared, std::uint32_t r) {
   asm volatile("st.shared.b32 [%0 + %2], %1;" ::"r"(shared), "r"(r), "n"(kOffset) : "memory");

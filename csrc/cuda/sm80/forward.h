@@ -273,7 +273,7 @@ struct Forward : ForwardTiles<kHeadDim> {
         std::uint32_t words[4];
         load_shared_16(words, shared + (panel * kQueries + row) * kRowBytes + ((lane % 8 ^ row % 8) << 4));
         if (params.aligned) {
-          *reinterpret_cast<uint4*>(to + panel * kPanelColumns) = {words[0], words[1], words[2], words[3]};
+          store_global_16(to + panel * kPanelColumns, words);
         } else {
 #pragma unroll
           for (int j = 0; j < kChunk; ++j) {
@@ -299,7 +299,7 @@ struct Forward : ForwardTiles<kHeadDim> {
     }
     const std::uint32_t q = kept(q_lane), k = kept(k_lane);
     unrolled<kHeadDim / 16>([&]<int d>() {
-      Fragments a;
+      [[maybe_unused]] Fragments a;
       if constexpr (!kKeepsQueries) load_a<kQueries, 16 * d>(a, q);
       unrolled<kScoreKeys / 16>([&]<int n>() {
         std::uint32_t b[4];
