@@ -18,6 +18,7 @@ struct Shape {
   int column_warps;    // warps that share those rows, each with its part of the head_dim
   int stages;          // buffers of the operand that is loaded ahead
   int blocks;          // thread blocks that fit a multiprocessor
+  bool keeps_sources = false;  // forward: threads keep in registers, not in shared memory, where they read keys and values
 
   constexpr int threads() const { return 32 * warps; }
 };
@@ -49,8 +50,8 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
   const bool small = has_small_shared_memory(arch);
   switch (kernel) {
     case Kernel::forward:
-      if (head_dim == 64) return {128, 128, 64, 4, 2, 1, 1, 2};
-      if (head_dim == 128) return small ? Shape{128, 32, 32, 4, 2, 1, 1, 2} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
+      if (head_dim == 64) return small ? Shape{128, 64, 64, 4, 2, 1, 1, 2} : Shape{128, 128, 64, 4, 2, 1, 1, 2};
+      if (head_dim == 128) return small ? Shape{128, 32, 32, 4, 2, 1, 1, 2, true} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
       return small ? Shape{64, 64, 64, 4, 1, 1, 1, 1} : Shape{128, 64, 64, 8, 1, 1, 1, 1};
     case Kernel::backward_keys:
       if (head_dim == 256) return small ? Shape{32, 32, 32, 8, 1, 4, 1, 1} : Shape{64, 64, 64, 8, 1, 2, 1, 1};
@@ -69,7 +70,7 @@ constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, b
   const int query_tile = shape.queries * head_dim * 2, key_tile = shape.keys * head_dim * 2;
   switch (kernel) {
     case Kernel::forward:  // q, k, v; the interval of every row; two pointers of every thread
-      return query_tile + 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
+      return query_tile + 2 * key_tile + shape.queries * 8 + (shape.keeps_sources ? 0 : shape.threads() * 16);
     case Kernel::backward_keys: {
       // k, v; q and dO, in stages with lse and delta; p and ds, where warps share rows; ds, where dQ is added
       const int product = shape.queries * shape.keys * 2;

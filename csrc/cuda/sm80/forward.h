@@ -38,7 +38,8 @@ struct ForwardTiles {
   static constexpr int kValueTile = kKeyTile + kTileBytes<kKeys, kHeadDim>;
   static constexpr int kIntervals = kValueTile + kTileBytes<kKeys, kHeadDim>;
   static constexpr int kSources = kIntervals + kQueries * static_cast<int>(sizeof(int2));
-  static constexpr int kSharedBytes = kSources + kShape.threads() * 2 * static_cast<int>(sizeof(char*));
+  static constexpr int kSharedBytes =
+      kSources + (kShape.keeps_sources ? 0 : kShape.threads() * 2 * static_cast<int>(sizeof(char*)));
   static_assert(kSharedBytes == shared_bytes_of(Kernel::forward, kShape, kHeadDim));
 };
 
@@ -145,6 +146,7 @@ struct Forward : ForwardTiles<kHeadDim> {
   using Probabilities = Fragments[kScoreKeys / 16];
   Fragments queries[kKeepsQueries ? kHeadDim / 16 : 1];
   RowState<kMmaTiles, kHeadDim> state;
+  const char* sources[kShape.keeps_sources ? 2 : 1];
 
   __device__ __forceinline__ std::int32_t row_of(int r) const {
     return warp * 16 * kMmaTiles + r / 2 * 16 + r % 2 * 8 + lane / 4;
@@ -153,15 +155,20 @@ struct Forward : ForwardTiles<kHeadDim> {
     return (std::int64_t{place.batch} * block.Hq + place.head) * block.Sq + token;
   }
 
-  // Where this thread starts to read keys (0) and values (1). Registers are scarce, so they lie in shared memory.
-  __device__ __forceinline__ static const char*& source_of(int which) {
-    return reinterpret_cast<const char**>(shared_pointer() + Tiles::kSources)[which * kThreads + thread_index()];
+  // Where this thread starts to read keys (0) and values (1). Registers are scarce, so they lie in shared memory, unless
+  // that is scarcer.
+  __device__ __forceinline__ const char*& source_of(int which) {
+    if constexpr (kShape.keeps_sources) {
+      return sources[which];
+    } else {
+      return reinterpret_cast<const char**>(shared_pointer() + Tiles::kSources)[which * kThreads + thread_index()];
+    }
   }
 
-  __device__ __forceinline__ void copy_keys(Tile tile) const {
+  __device__ __forceinline__ void copy_keys(Tile tile) {
     KeyCopy{}(copy_to + Tiles::kKeyTile, source_of(0), block.key, tile.index() * kKeys, params, block.Skv);
   }
-  __device__ __forceinline__ void copy_values(Tile tile) const {
+  __device__ __forceinline__ void copy_values(Tile tile) {
     KeyCopy{}(copy_to + Tiles::kValueTile, source_of(1), block.value, tile.index() * kKeys, params, block.Skv);
   }
 
