@@ -13,6 +13,10 @@ namespace {
 
 void* pointer(const py::handle& address) { return reinterpret_cast<void*>(address.cast<std::uintptr_t>()); }
 
+DType dtype(const std::string& name) {
+  return name == "bf16" ? DType::bfloat16 : name == "fp16" ? DType::float16 : DType::float32;
+}
+
 // (address, batch_stride, head_stride, token_stride)
 Rows rows(const py::handle& given) {
   const auto t = given.cast<py::tuple>();
@@ -33,7 +37,7 @@ BlockArgs block_of(const py::dict& fields) {
   BlockArgs b;
   for (const auto& [key, value] : fields) {
     const auto name = key.cast<std::string>();
-    if (name == "dtype") b.dtype = value.cast<std::string>() == "bf16" ? DType::bfloat16 : DType::float16;
+    if (name == "dtype") b.dtype = dtype(value.cast<std::string>());
     else if (name == "B") b.B = value.cast<std::int64_t>();
     else if (name == "Hq") b.Hq = value.cast<std::int64_t>();
     else if (name == "Hkv") b.Hkv = value.cast<std::int64_t>();
@@ -101,7 +105,7 @@ PYBIND11_MODULE(_plan, m) {
                        : kernel == "backward_keys" ? cuda::Kernel::backward_keys
                                                    : cuda::Kernel::backward_queries;
     const cuda::Shape s = cuda::shape_of(which, arch, head_dim);
-    return py::dict(py::arg("queries") = s.queries, py::arg("keys") = s.keys, py::arg("warps") = s.warps,
+    return py::dict(py::arg("queries") = s.queries, py::arg("keys") = s.keys, py::arg("score_keys") = s.score_keys, py::arg("warps") = s.warps,
                     py::arg("tiles_per_warp") = s.tiles_per_warp, py::arg("column_warps") = s.column_warps,
                     py::arg("stages") = s.stages, py::arg("blocks") = s.blocks,
                     py::arg("shared_bytes") = cuda::shared_bytes_of(which, s, head_dim, true),
