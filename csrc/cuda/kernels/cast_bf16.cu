@@ -5,5 +5,5 @@ using namespace ringattn;
 
 extern "C" __global__ void __launch_bounds__(cuda::kSmallKernelThreads)
     ringattn_cast_bf16(const __grid_constant__ cuda::Params params) {
-  cuda::cast<DType::bfloat16>(params);
+  if constexpr (cuda::kArch >= 80) cuda::cast<DType::bfloat16>(params);
 }

@@ -5,5 +5,5 @@ using namespace ringattn;
 
 extern "C" __global__ void __launch_bounds__(cuda::kSmallKernelThreads)
     ringattn_finalize_fp16(const __grid_constant__ cuda::Params params) {
-  cuda::finalize<DType::float16>(params);
+  if constexpr (cuda::kArch >= 80) cuda::finalize<DType::float16>(params);
 }
