@@ -296,14 +296,6 @@ struct Forward : ForwardTiles<kHeadDim> {
   // s = q k^T for the part of the key tile that starts at key kFirst.
   template <int kFirst>
   __device__ __forceinline__ void scores(Scores& s) const {
-#pragma unroll
-    for (int i = 0; i < kMmaTiles; ++i) {
-#pragma unroll
-      for (int n = 0; n < kScoreKeys / 8; ++n) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) s[i][n][j] = 0.0f;
-      }
-    }
     const std::uint32_t q = kept(q_lane), k = kept(k_lane);
     unrolled<kHeadDim / 16>([&]<int d>() {
       [[maybe_unused]] Fragments a;
@@ -312,9 +304,9 @@ struct Forward : ForwardTiles<kHeadDim> {
         std::uint32_t b[4];
         load_matrices<fragment_offset<kKeys>(kFirst + 16 * n, 16 * d)>(b, k ^ fragment_flip(16 * d));
         if constexpr (kKeepsQueries) {
-          multiply_pair<T>(s, 2 * n, queries[d], b);
+          multiply_pair<T, d == 0>(s, 2 * n, queries[d], b);
         } else {
-          multiply_pair<T>(s, 2 * n, a, b);
+          multiply_pair<T, d == 0>(s, 2 * n, a, b);
         }
       });
     });
