@@ -166,6 +166,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return r;
 }
 
+// The natural logarithm, to 3e-7 absolutely around 1, relatively elsewhere.
+__device__ __forceinline__ float log_approx(float x) {
+  float r;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r * 0.693147181f;
+}
+
 // Two floats, rounded to T, in one register; low is the element with the lower index.
 template <DType T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {

@@ -120,7 +120,7 @@ __device__ __forceinline__ void finalize(const Params& params) {
   if (place.lane == 0) {
     static_cast<float*>(block.lse)[place.row] =
         l == 0.0f ? -INFINITY
-                  : fmaf(static_cast<const float*>(block.m)[place.row], static_cast<float>(block.scale), logf(l));
+                  : fmaf(static_cast<const float*>(block.m)[place.row], static_cast<float>(block.scale), log_approx(l));
   }
   const float* o = static_cast<const float*>(block.o) + place.row * block.D;
   char* out = place.in(block.out, 2);

@@ -252,7 +252,7 @@ struct Forward : ForwardTiles<kHeadDim> {
       const std::int32_t token = place.tile * kQueries + row_of(r);
       if (lane % 4 == 0 && token < block.Sq) {
         static_cast<float*>(block.lse)[state_row(place, token)] =
-            l == 0.0f ? -INFINITY : fmaf(state.m[r], static_cast<float>(block.scale), logf(l));
+            l == 0.0f ? -INFINITY : fmaf(state.m[r], static_cast<float>(block.scale), log_approx(l));
       }
       unrolled<kHeadDim / 8>([&]<int n>() {
         store_shared_4<fragment_offset<kQueries>(0, 8 * n)>(
