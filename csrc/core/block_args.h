@@ -55,7 +55,7 @@ struct BlockArgs {
   void* minus_lse_log2 = nullptr;  // -lse * log2(e)
   void* minus_delta = nullptr;
   // Accumulators in A that backward adds to; a null data pointer means the gradient is not wanted.
-  Rows grad_query, grad_key, grad_value;
+  Rows grad_query, grad_key, grad_value;  // the cast of GPUs reads grad_query and writes it, rounded to T, into out
   bool deterministic = true;
 
   // merge: the state that is merged into (o, m, l), laid out like it.

@@ -8,7 +8,6 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr double kLog2E = 1.44269504088896340736;
-constexpr int kSmallKernelThreads = 256;
 
 const char* name_of(DType dtype) {
   switch (dtype) {
@@ -23,9 +22,12 @@ const char* name_of(DType dtype) {
 
 std::int32_t tiles(std::int64_t tokens, int tile) { return static_cast<std::int32_t>((tokens + tile - 1) / tile); }
 
+bool is_aligned(const void* pointer, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
 bool is_multiple(const Rows& rows, std::int64_t elements, int element_size) {
-  const auto address = reinterpret_cast<std::uintptr_t>(rows.data);
-  return address % (elements * element_size) == 0 && rows.batch_stride % elements == 0 &&
+  return is_aligned(rows.data, elements * element_size) && rows.batch_stride % elements == 0 &&
          rows.head_stride % elements == 0 && rows.token_stride % elements == 0;
 }
 
@@ -67,10 +69,14 @@ LaunchPlan tiled(Kernel kernel, const char* kernel_name, const BlockArgs& block,
   return plan;
 }
 
-LaunchPlan small(const char* kernel_name, const BlockArgs& block, Params params) {
+// states: float [B, Hq, Sq, D], contiguous, of which only the start may be out of line.
+LaunchPlan small(const char* kernel_name, const BlockArgs& block, Params params,
+                 std::initializer_list<const void*> states = {}) {
+  for (const void* state : states) params.aligned = params.aligned && is_aligned(state, 16);
+  params.query_tiles = tiles(block.Sq, kSmallKernelThreads / kLanesPerRow);
   LaunchPlan plan;
   plan.kernel = std::string("ringattn_") + kernel_name + "_" + name_of(block.dtype);
-  plan.grid = grid_of((block.B * block.Hq * block.Sq * kLanesPerRow + kSmallKernelThreads - 1) / kSmallKernelThreads);
+  plan.grid = grid_of(block.B * block.Hq * params.query_tiles);
   plan.threads = kSmallKernelThreads;
   plan.params = params;
   return plan;
@@ -84,6 +90,9 @@ std::vector<LaunchPlan> unless_empty(std::vector<LaunchPlan> plans) {
 }  // namespace
 
 std::vector<LaunchPlan> plan_forward(const BlockArgs& block, int arch) {
+  if ((block.load_state || block.store_state) && !is_aligned(block.o, 8)) {
+    throw std::invalid_argument("o starts at a multiple of 8 bytes");
+  }
   const Params params = params_of(block, {&block.query, &block.key, &block.value, &block.out});
   return unless_empty({tiled(Kernel::forward, "forward", block, arch, params)});
 }
@@ -111,11 +120,11 @@ std::vector<LaunchPlan> plan_backward(const BlockArgs& block, int arch) {
 }
 
 std::vector<LaunchPlan> plan_finalize(const BlockArgs& block) {
-  return unless_empty({small("finalize", block, params_of(block, {&block.out}))});
+  return unless_empty({small("finalize", block, params_of(block, {&block.out}), {block.o})});
 }
 
 std::vector<LaunchPlan> plan_merge(const BlockArgs& block) {
-  return unless_empty({small("merge", block, params_of(block, {}))});
+  return unless_empty({small("merge", block, params_of(block, {}), {block.o, block.other_o})});
 }
 
 std::vector<LaunchPlan> plan_delta(const BlockArgs& block) {
@@ -123,7 +132,9 @@ std::vector<LaunchPlan> plan_delta(const BlockArgs& block) {
 }
 
 std::vector<LaunchPlan> plan_cast(const BlockArgs& block) {
-  return unless_empty({small("cast", block, params_of(block, {&block.out}))});
+  Params params = params_of(block, {&block.out});
+  params.aligned = params.aligned && is_multiple(block.grad_query, 4, 4);
+  return unless_empty({small("cast", block, params)});
 }
 
 }  // namespace ringattn::cuda

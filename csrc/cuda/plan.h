@@ -26,7 +26,7 @@ std::vector<LaunchPlan> plan_forward(const BlockArgs& block, int arch);
 std::vector<LaunchPlan> plan_backward(const BlockArgs& block, int arch);
 std::vector<LaunchPlan> plan_finalize(const BlockArgs& block);
 std::vector<LaunchPlan> plan_merge(const BlockArgs& block);
-std::vector<LaunchPlan> plan_delta(const BlockArgs& block);
-std::vector<LaunchPlan> plan_cast(const BlockArgs& block);
+std::vector<LaunchPlan> plan_delta(const BlockArgs& block);  // minus_* too, unless they are null
+std::vector<LaunchPlan> plan_cast(const BlockArgs& block);   // out = grad_query, rounded to T
 
 }  // namespace ringattn::cuda

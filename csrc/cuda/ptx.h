@@ -91,6 +91,12 @@ __device__ __forceinline__ void load_shared_16(std::uint32_t (&r)[4], std::uint3
                : "memory");
 }
 
+// Spelled out: the compiler takes an assignment of a uint4 apart where its elements come from elsewhere.
+__device__ __forceinline__ void store_global_16(void* global, const std::uint32_t (&r)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 template <int kOffset>
 __device__ __forceinline__ void store_shared_4(std::uint32_t shared, std::uint32_t r) {
   asm volatile("st.shared.b32 [%0 + %2], %1;" ::"r"(shared), "r"(r), "n"(kOffset) : "memory");
@@ -122,23 +128,37 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], 
                : "memory");
 }
 
-// d [16, 8] += a [16, 16] b [16, 8]. d[i]: row g + 8 (i / 2), column 2t + i % 2.
+// d [16, 8] = a [16, 16] b [16, 8] + c. d[i]: row g + 8 (i / 2), column 2t + i % 2.
 template <DType T>
 __device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                             std::uint32_t b1) {
+                                             std::uint32_t b1, float c0, float c1, float c2, float c3) {
   if constexpr (T == DType::bfloat16) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        "{%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
   } else {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        "{%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
   }
+}
+
+// d += a b
+template <DType T>
+__device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                             std::uint32_t b1) {
+  multiply_add<T>(d, a, b0, b1, d[0], d[1], d[2], d[3]);
+}
+
+// d = a b
+template <DType T>
+__device__ __forceinline__ void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
+  multiply_add<T>(d, a, b0, b1, 0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 // --- numbers ---------------------------------------------------------------------------------------------------------
@@ -147,6 +167,13 @@ __device__ __forceinline__ float exp2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
+}
+
+// The natural logarithm, to 3e-7 absolutely around 1, relatively elsewhere.
+__device__ __forceinline__ float log_approx(float x) {
+  float r;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r * 0.693147181f;
 }
 
 // Two floats, rounded to T, in one register; low is the element with the lower index.

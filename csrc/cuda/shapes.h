@@ -18,12 +18,15 @@ struct Shape {
   int column_warps;    // warps that share those rows, each with its part of the head_dim
   int stages;          // buffers of the operand that is loaded ahead
   int blocks;          // thread blocks that fit a multiprocessor
+  bool keeps_sources =
+      false;  // forward: threads keep in registers, not in shared memory, where they read keys and values
 
   constexpr int threads() const { return 32 * warps; }
 };
 
-// Lanes that share a row of [S, D] in the small kernels: finalize, merge, delta, cast.
-inline constexpr int kLanesPerRow = 32;
+// The small kernels (finalize, merge, delta, cast): lanes that share a row of [S, D], and threads of a thread block.
+inline constexpr int kLanesPerRow = 8;
+inline constexpr int kSmallKernelThreads = 256;
 
 // The largest head_dim that a compiled tile serves; smaller ones are padded with zeros.
 inline constexpr int kHeadDims[] = {64, 128, 256};
@@ -44,9 +47,10 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
   const bool small = has_small_shared_memory(arch);
   switch (kernel) {
     case Kernel::forward:
-      if (head_dim == 64) return {128, 128, 64, 4, 2, 1, 1, 2};
-      if (head_dim == 128)
-        return small || arch >= 90 ? Shape{128, 32, 32, 4, 2, 1, 1, 2} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
+      if (head_dim == 64) return small ? Shape{128, 64, 64, 4, 2, 1, 1, 2} : Shape{128, 128, 64, 4, 2, 1, 1, 2};
+      if (head_dim == 128) {  // from sm_90 on the compiler spills in the loop over two parts of a key tile
+        return small || arch >= 90 ? Shape{128, 32, 32, 4, 2, 1, 1, 2, true} : Shape{128, 64, 32, 4, 2, 1, 1, 2};
+      }
       return small ? Shape{64, 64, 64, 4, 1, 1, 1, 1} : Shape{128, 64, 64, 8, 1, 1, 1, 1};
     case Kernel::backward_keys:
       if (head_dim == 256) return small ? Shape{32, 32, 16, 4, 1, 2, 1, 1} : Shape{64, 64, 32, 8, 1, 2, 1, 1};
@@ -65,7 +69,7 @@ constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, b
   const int query_tile = shape.queries * head_dim * 2, key_tile = shape.keys * head_dim * 2;
   switch (kernel) {
     case Kernel::forward:  // q, k, v; the interval of every row; two pointers of every thread
-      return query_tile + 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
+      return query_tile + 2 * key_tile + shape.queries * 8 + (shape.keeps_sources ? 0 : shape.threads() * 16);
     case Kernel::backward_keys: {
       // k, v; the stages of q, dO and the statistics of their rows, in a page; p and ds where warps share rows, ds
       // where dQ is added, whose rows take a panel each; four pointers of every thread.

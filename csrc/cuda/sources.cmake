@@ -25,12 +25,20 @@ set(ringattn_cuda_kernels
   backward_queries_fp16_64
   backward_queries_fp16_128
   backward_queries_fp16_256
+  cast_bf16
+  cast_fp16
+  delta_bf16
+  delta_fp16
+  finalize_bf16
+  finalize_fp16
   forward_bf16_64
   forward_bf16_128
   forward_bf16_256
   forward_fp16_64
   forward_fp16_128
-  forward_fp16_256)
+  forward_fp16_256
+  merge_bf16
+  merge_fp16)
 list(TRANSFORM ringattn_cuda_kernels PREPEND ${CMAKE_CURRENT_LIST_DIR}/kernels/)
 list(TRANSFORM ringattn_cuda_kernels APPEND .cu)
 

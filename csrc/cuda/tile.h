@@ -123,14 +123,19 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[kTiles][4], std::uint3
       [&]<int i>() { load_matrices<fragment_offset<kRows>(16 * i, kColumn)>(a[i], lane ^ fragment_flip(kColumn)); });
 }
 
-// d += a b for 16 columns of d, whose B fragments are b.
-template <DType T, int kTiles, int kColumns>
+// d += a b for 16 columns of d, whose B fragments are b; the first product of a sum: d = a b.
+template <DType T, bool kFirst = false, int kTiles, int kColumns>
 __device__ __forceinline__ void multiply_pair(float (&d)[kTiles][kColumns][4], int n,
                                               const std::uint32_t (&a)[kTiles][4], const std::uint32_t (&b)[4]) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
-    multiply_add<T>(d[i][n], a[i], b[0], b[1]);
-    multiply_add<T>(d[i][n + 1], a[i], b[2], b[3]);
+    if constexpr (kFirst) {
+      multiply<T>(d[i][n], a[i], b[0], b[1]);
+      multiply<T>(d[i][n + 1], a[i], b[2], b[3]);
+    } else {
+      multiply_add<T>(d[i][n], a[i], b[0], b[1]);
+      multiply_add<T>(d[i][n + 1], a[i], b[2], b[3]);
+    }
   }
 }
 

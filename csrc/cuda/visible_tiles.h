@@ -63,10 +63,12 @@ class VisibleTiles {
       const std::int32_t query = (kWalksKeys ? own_tile_ : other) * kQueries;
       const std::int32_t key = (kWalksKeys ? other : own_tile_) * kKeys;
       bool any = false, all = key + kKeys <= block_.Skv && (kWalksKeys || query + kQueries <= block_.Sq);
+      const int key_segments = block_.key_segments.count, pairs = block_.query_segments.count * key_segments;
 #pragma unroll 1
-      for (int pair = 0; pair < kMaxSegments * kMaxSegments; ++pair) {
-        const Segment queries = part_of(block_.query_segments, pair / kMaxSegments, query, kQueries);
-        const Segment keys = part_of(block_.key_segments, pair % kMaxSegments, key, kKeys);
+      for (int pair = 0; pair < pairs; ++pair) {
+        const int i = key_segments == 1 ? pair : pair / kMaxSegments;
+        const Segment queries = part_of(block_.query_segments, i, query, kQueries);
+        const Segment keys = part_of(block_.key_segments, pair - i * key_segments, key, kKeys);
         if (queries.length == 0 || keys.length == 0) continue;
         const Visibility of_pair = visibility(queries, keys, block_.mask);
         any |= of_pair != Visibility::skip;

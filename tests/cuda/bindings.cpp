@@ -2,7 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
 
 #include "cuda/plan.h"
 
@@ -12,6 +14,10 @@ using namespace ringattn;
 namespace {
 
 void* pointer(const py::handle& address) { return reinterpret_cast<void*>(address.cast<std::uintptr_t>()); }
+
+DType dtype(const std::string& name) {
+  return name == "bf16" ? DType::bfloat16 : name == "fp16" ? DType::float16 : DType::float32;
+}
 
 // (address, batch_stride, head_stride, token_stride)
 Rows rows(const py::handle& given) {
@@ -29,90 +35,77 @@ Segments segments(const py::handle& given) {
   return result;
 }
 
+// How one Python value becomes a field, by the field's type.
+void assign(std::int64_t& field, const py::handle& value) { field = value.cast<std::int64_t>(); }
+void assign(double& field, const py::handle& value) { field = value.cast<double>(); }
+void assign(bool& field, const py::handle& value) { field = value.cast<bool>(); }
+void assign(void*& field, const py::handle& value) { field = pointer(value); }
+void assign(const void*& field, const py::handle& value) { field = pointer(value); }
+void assign(Rows& field, const py::handle& value) { field = rows(value); }
+void assign(Segments& field, const py::handle& value) { field = segments(value); }
+void assign(DType& field, const py::handle& value) { field = dtype(value.cast<std::string>()); }
+
+using Setter = std::function<void(BlockArgs&, const py::handle&)>;
+
+template <typename Field>
+Setter setter(Field BlockArgs::* field) {
+  return [field](BlockArgs& block, const py::handle& value) { assign(block.*field, value); };
+}
+
+const std::map<std::string, Setter>& setters() {
+  using B = BlockArgs;
+  static const std::map<std::string, Setter> table{
+      {"dtype", setter(&B::dtype)},
+      {"B", setter(&B::B)},
+      {"Hq", setter(&B::Hq)},
+      {"Hkv", setter(&B::Hkv)},
+      {"Sq", setter(&B::Sq)},
+      {"Skv", setter(&B::Skv)},
+      {"D", setter(&B::D)},
+      {"scale", setter(&B::scale)},
+      {"query_segments", setter(&B::query_segments)},
+      {"key_segments", setter(&B::key_segments)},
+      {"key_count", [](B& b, const py::handle& value) { b.mask.key_count = value.cast<std::int32_t>(); }},
+      {"left", [](B& b, const py::handle& value) { b.mask.left = value.cast<std::int32_t>(); }},
+      {"right", [](B& b, const py::handle& value) { b.mask.right = value.cast<std::int32_t>(); }},
+      {"document_bounds",
+       [](B& b, const py::handle& value) { b.mask.document_bounds = static_cast<std::int32_t*>(pointer(value)); }},
+      {"document_count", [](B& b, const py::handle& value) { b.mask.document_count = value.cast<std::int32_t>(); }},
+      {"query", setter(&B::query)},
+      {"key", setter(&B::key)},
+      {"value", setter(&B::value)},
+      {"out", setter(&B::out)},
+      {"grad_out", setter(&B::grad_out)},
+      {"grad_query", setter(&B::grad_query)},
+      {"grad_key", setter(&B::grad_key)},
+      {"grad_value", setter(&B::grad_value)},
+      {"o", setter(&B::o)},
+      {"m", setter(&B::m)},
+      {"l", setter(&B::l)},
+      {"other_o", setter(&B::other_o)},
+      {"other_m", setter(&B::other_m)},
+      {"other_l", setter(&B::other_l)},
+      {"lse", setter(&B::lse)},
+      {"delta", setter(&B::delta)},
+      {"minus_lse_log2", setter(&B::minus_lse_log2)},
+      {"minus_delta", setter(&B::minus_delta)},
+      {"grad_lse", setter(&B::grad_lse)},
+      {"load_state", setter(&B::load_state)},
+      {"store_state", setter(&B::store_state)},
+      {"finalize", setter(&B::finalize)},
+      {"deterministic", setter(&B::deterministic)},
+  };
+  return table;
+}
+
 BlockArgs block_of(const py::dict& fields) {
-  BlockArgs b;
+  BlockArgs block;
   for (const auto& [key, value] : fields) {
-    const auto name = key.cast<std::string>();
-    if (name == "dtype")
-      b.dtype = value.cast<std::string>() == "bf16" ? DType::bfloat16 : DType::float16;
-    else if (name == "B")
-      b.B = value.cast<std::int64_t>();
-    else if (name == "Hq")
-      b.Hq = value.cast<std::int64_t>();
-    else if (name == "Hkv")
-      b.Hkv = value.cast<std::int64_t>();
-    else if (name == "Sq")
-      b.Sq = value.cast<std::int64_t>();
-    else if (name == "Skv")
-      b.Skv = value.cast<std::int64_t>();
-    else if (name == "D")
-      b.D = value.cast<std::int64_t>();
-    else if (name == "scale")
-      b.scale = value.cast<double>();
-    else if (name == "query_segments")
-      b.query_segments = segments(value);
-    else if (name == "key_segments")
-      b.key_segments = segments(value);
-    else if (name == "key_count")
-      b.mask.key_count = value.cast<std::int32_t>();
-    else if (name == "left")
-      b.mask.left = value.cast<std::int32_t>();
-    else if (name == "right")
-      b.mask.right = value.cast<std::int32_t>();
-    else if (name == "document_bounds")
-      b.mask.document_bounds = static_cast<std::int32_t*>(pointer(value));
-    else if (name == "document_count")
-      b.mask.document_count = value.cast<std::int32_t>();
-    else if (name == "query")
-      b.query = rows(value);
-    else if (name == "key")
-      b.key = rows(value);
-    else if (name == "value")
-      b.value = rows(value);
-    else if (name == "out")
-      b.out = rows(value);
-    else if (name == "grad_out")
-      b.grad_out = rows(value);
-    else if (name == "grad_query")
-      b.grad_query = rows(value);
-    else if (name == "grad_key")
-      b.grad_key = rows(value);
-    else if (name == "grad_value")
-      b.grad_value = rows(value);
-    else if (name == "o")
-      b.o = pointer(value);
-    else if (name == "m")
-      b.m = pointer(value);
-    else if (name == "l")
-      b.l = pointer(value);
-    else if (name == "other_o")
-      b.other_o = pointer(value);
-    else if (name == "other_m")
-      b.other_m = pointer(value);
-    else if (name == "other_l")
-      b.other_l = pointer(value);
-    else if (name == "lse")
-      b.lse = pointer(value);
-    else if (name == "minus_lse_log2")
-      b.minus_lse_log2 = pointer(value);
-    else if (name == "minus_delta")
-      b.minus_delta = pointer(value);
-    else if (name == "delta")
-      b.delta = pointer(value);
-    else if (name == "grad_lse")
-      b.grad_lse = pointer(value);
-    else if (name == "load_state")
-      b.load_state = value.cast<bool>();
-    else if (name == "store_state")
-      b.store_state = value.cast<bool>();
-    else if (name == "finalize")
-      b.finalize = value.cast<bool>();
-    else if (name == "deterministic")
-      b.deterministic = value.cast<bool>();
-    else
-      throw py::key_error(name);
+    const auto found = setters().find(key.cast<std::string>());
+    if (found == setters().end()) throw py::key_error(key.cast<std::string>());
+    found->second(block, value);
   }
-  return b;
+  return block;
 }
 
 std::vector<cuda::LaunchPlan> plan_of(const std::string& kind, const BlockArgs& block, int arch) {

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from emulator import Module, Report, address, compile_cuda, load
 from emulator.build import build_module
+from torch import Tensor
 
 ROOT = Path(__file__).parent.parent.parent
 KERNELS = ROOT / "csrc" / "cuda" / "kernels"
@@ -77,19 +76,30 @@ def launch(kind: str, device: Device, **fields: Any) -> list[Report]:
         for name, value in fields.items()
         if value is not None
     }
+    for name in INPUTS & fields.keys():
+        if isinstance(fields[name], Tensor):
+            memory(fields[name]).flags.writeable = False
     reports = []
     for kernel, grid, threads, shared, parameters in native.plan(kind, device.arch, given):
         module = kernel_module(kernel.removeprefix("ringattn_"), device.arch)
         reports.append(
             module.launch(
-                kernel, grid=grid, block=threads, shared_bytes=shared, args=[parameters], seed=device.seed,
-                copies=device.copies, check_races=device.check_races, threads=device.threads,
+                kernel,
+                grid=grid,
+                block=threads,
+                shared_bytes=shared,
+                args=[parameters],
+                seed=device.seed,
+                copies=device.copies,
+                check_races=device.check_races,
+                threads=device.threads,
             )  # fmt: skip
         )
     _arrays.clear()
     return reports
 
 
+INPUTS = {"query", "key", "value", "grad_out", "grad_lse", "other_o", "other_m", "other_l", "document_bounds"}
 ROW_FIELDS = {"query", "key", "value", "out", "grad_out", "grad_query", "grad_key", "grad_value"}
 
 

@@ -7,7 +7,7 @@ using namespace ringattn;
 extern "C" __global__ void __launch_bounds__(cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 256).threads(),
                                              cuda::shape_of(cuda::Kernel::backward_queries, cuda::kArch, 256).blocks)
     ringattn_backward_queries_bf16_256(const __grid_constant__ cuda::Params params) {
-  cuda::backward_queries<DType::bfloat16, 256>(params);
+  if constexpr (cuda::kArch >= 80) cuda::backward_queries<DType::bfloat16, 256>(params);
 }
 
 static const cuda::Registered registered("ringattn_backward_queries_bf16_256",

@@ -39,7 +39,8 @@ struct ForwardTiles {
   static constexpr int kValueTile = kKeyTile + kTileBytes<kKeys, kHeadDim>;
   static constexpr int kIntervals = kValueTile + kTileBytes<kKeys, kHeadDim>;
   static constexpr int kSources = kIntervals + kQueries * static_cast<int>(sizeof(int2));
-  static constexpr int kSharedBytes = kSources + kShape.threads() * 2 * static_cast<int>(sizeof(char*));
+  static constexpr int kSharedBytes =
+      kSources + (kShape.keeps_sources ? 0 : kShape.threads() * 2 * static_cast<int>(sizeof(char*)));
   static_assert(kSharedBytes == shared_bytes_of(Kernel::forward, kShape, kHeadDim));
 };
 
@@ -147,6 +148,7 @@ struct Forward : ForwardTiles<kHeadDim> {
   using Probabilities = Fragments[kScoreKeys / 16];
   Fragments queries[kKeepsQueries ? kHeadDim / 16 : 1];
   RowState<kMmaTiles, kHeadDim> state;
+  const char* sources[kShape.keeps_sources ? 2 : 1];
 
   __device__ __forceinline__ std::int32_t row_of(int r) const {
     return warp * 16 * kMmaTiles + r / 2 * 16 + r % 2 * 8 + lane / 4;
@@ -155,15 +157,20 @@ struct Forward : ForwardTiles<kHeadDim> {
     return (std::int64_t{place.batch} * block.Hq + place.head) * block.Sq + token;
   }
 
-  // Where this thread starts to read keys (0) and values (1). Registers are scarce, so they lie in shared memory.
-  __device__ __forceinline__ static const char*& source_of(int which) {
-    return pointer_slot<kThreads>(shared_pointer() + Tiles::kSources, which);
+  // Where this thread starts to read keys (0) and values (1). Registers are scarce, so they lie in shared memory,
+  // unless that is scarcer.
+  __device__ __forceinline__ const char*& source_of(int which) {
+    if constexpr (kShape.keeps_sources) {
+      return sources[which];
+    } else {
+      return pointer_slot<kThreads>(shared_pointer() + Tiles::kSources, which);
+    }
   }
 
-  __device__ __forceinline__ void copy_keys(Tile tile) const {
+  __device__ __forceinline__ void copy_keys(Tile tile) {
     KeyCopy{}(copy_to + Tiles::kKeyTile, source_of(0), block.key, tile.index() * kKeys, params, block.Skv);
   }
-  __device__ __forceinline__ void copy_values(Tile tile) const {
+  __device__ __forceinline__ void copy_values(Tile tile) {
     KeyCopy{}(copy_to + Tiles::kValueTile, source_of(1), block.value, tile.index() * kKeys, params, block.Skv);
   }
 
@@ -186,10 +193,12 @@ struct Forward : ForwardTiles<kHeadDim> {
     return memory;
   }
 
-  __device__ __forceinline__ void empty_state() {
+  // Rows past the end have scores of 0. Their reference is 0 from the start, so that they never ask to raise those of
+  // the rows that share the warp.
+  __device__ __forceinline__ void empty_state(const Place& place) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      state.m[r] = -INFINITY;
+      state.m[r] = place.tile * kQueries + row_of(r) < block.Sq ? -INFINITY : 0.0f;
       state.l[r] = 0.0f;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n) state.o[r / 2][n][r % 2 * 2] = state.o[r / 2][n][r % 2 * 2 + 1] = 0.0f;
@@ -202,7 +211,7 @@ struct Forward : ForwardTiles<kHeadDim> {
       const std::int32_t token = place.tile * kQueries + row_of(r);
       const bool inside = token < block.Sq;
       const std::int64_t row = state_row(place, token);
-      state.m[r] = inside ? static_cast<const float*>(block.m)[row] : -INFINITY;
+      state.m[r] = inside ? static_cast<const float*>(block.m)[row] : 0.0f;
       state.l[r] = inside && lane % 4 == 0 ? static_cast<const float*>(block.l)[row] : 0.0f;
       const float* o = static_cast<const float*>(block.o) + row * block.D + lane % 4 * 2;
 #pragma unroll
@@ -245,7 +254,7 @@ struct Forward : ForwardTiles<kHeadDim> {
       const std::int32_t token = place.tile * kQueries + row_of(r);
       if (lane % 4 == 0 && token < block.Sq) {
         static_cast<float*>(block.lse)[state_row(place, token)] =
-            l == 0.0f ? -INFINITY : fmaf(state.m[r], static_cast<float>(block.scale), logf(l));
+            l == 0.0f ? -INFINITY : fmaf(state.m[r], static_cast<float>(block.scale), log_approx(l));
       }
       unrolled<kHeadDim / 8>([&]<int n>() {
         store_shared_4<fragment_offset<kQueries>(0, 8 * n)>(
@@ -273,7 +282,7 @@ struct Forward : ForwardTiles<kHeadDim> {
         std::uint32_t words[4];
         load_shared_16(words, shared + (panel * kQueries + row) * kRowBytes + ((lane % 8 ^ row % 8) << 4));
         if (params.aligned) {
-          *reinterpret_cast<uint4*>(to + panel * kPanelColumns) = {words[0], words[1], words[2], words[3]};
+          store_global_16(to + panel * kPanelColumns, words);
         } else {
 #pragma unroll
           for (int j = 0; j < kChunk; ++j) {
@@ -289,14 +298,6 @@ struct Forward : ForwardTiles<kHeadDim> {
   // s = q k^T for the part of the key tile that starts at key kFirst.
   template <int kFirst>
   __device__ __forceinline__ void scores(Scores& s) const {
-#pragma unroll
-    for (int i = 0; i < kMmaTiles; ++i) {
-#pragma unroll
-      for (int n = 0; n < kScoreKeys / 8; ++n) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) s[i][n][j] = 0.0f;
-      }
-    }
     const std::uint32_t q = kept(q_lane), k = kept(k_lane);
     unrolled<kHeadDim / 16>([&]<int d>() {
       [[maybe_unused]] Fragments a;
@@ -305,9 +306,9 @@ struct Forward : ForwardTiles<kHeadDim> {
         std::uint32_t b[4];
         load_matrices<fragment_offset<kKeys>(kFirst + 16 * n, 16 * d)>(b, k ^ fragment_flip(16 * d));
         if constexpr (kKeepsQueries) {
-          multiply_pair<T>(s, 2 * n, queries[d], b);
+          multiply_pair<T, d == 0>(s, 2 * n, queries[d], b);
         } else {
-          multiply_pair<T>(s, 2 * n, a, b);
+          multiply_pair<T, d == 0>(s, 2 * n, a, b);
         }
       });
     });
@@ -365,12 +366,14 @@ struct Forward : ForwardTiles<kHeadDim> {
     if (block.load_state) {
       load_state(place);
     } else {
-      empty_state();
+      empty_state(place);
     }
     if constexpr (kKeepsQueries) {
-      wait_copies<0>();
-      __syncthreads();
-      unrolled<kHeadDim / 16>([&]<int d>() { load_a<kQueries, 16 * d>(queries[d], q_lane); });
+      if (now.exists()) {
+        wait_copies<0>();
+        __syncthreads();
+        unrolled<kHeadDim / 16>([&]<int d>() { load_a<kQueries, 16 * d>(queries[d], q_lane); });
+      }
     }
     while (now.exists()) {
       wait_copies<0>();

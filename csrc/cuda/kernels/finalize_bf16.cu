@@ -1,0 +1,13 @@
+// The end of a pass, bfloat16.
+#include "cuda/registry.h"
+#include "cuda/state.h"
+
+using namespace ringattn;
+
+extern "C" __global__ void __launch_bounds__(cuda::kSmallKernelThreads)
+    ringattn_finalize_bf16(const __grid_constant__ cuda::Params params) {
+  if constexpr (cuda::kArch >= 80) cuda::finalize<DType::bfloat16>(params);
+}
+
+static const cuda::Registered registered("ringattn_finalize_bf16",
+                                         reinterpret_cast<const void*>(ringattn_finalize_bf16));
