@@ -1,0 +1,55 @@
+"""CMake builds the CUDA kernels, the launcher and the C++ benchmark; without a GPU the benchmark says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from emulator.build import program
+from emulator.compile import find_nvcc
+
+ROOT = Path(__file__).parent.parent.parent
+BUILD = ROOT / "build" / "cuda"
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def configured() -> str:
+    return run(
+        program("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
+        f"-DCMAKE_CUDA_COMPILER={find_nvcc()}", "-DRINGATTN_CUDA=ON", "-DRINGATTN_BENCH=ON", "-DRINGATTN_ARCHS=80",
+    )  # fmt: skip
+
+
+def ninja(target: str) -> str:
+    jobs = os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0))
+    return run(program("ninja"), "-C", BUILD, f"-j{jobs}", target)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_kernels_and_the_launcher_compile_without_a_warning(configured: str) -> None:
+    assert "warning" not in ninja("ringattn_cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_benchmark_links_and_needs_a_gpu(configured: str) -> None:
+    if "Google Benchmark was not found" in configured:
+        pytest.skip("Google Benchmark is not installed (libbenchmark-dev)")
+    ninja("ringattn_bench_cuda")
+    devices = (
+        subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True) if shutil.which("nvidia-smi") else None
+    )
+    if devices is not None and "GPU 0" in devices.stdout:
+        pytest.skip("there is a GPU: the benchmark would run")
+    assert "no GPU" in run(BUILD / "ringattn_bench_cuda")
