@@ -26,9 +26,14 @@ bool is_aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-bool is_multiple(const Rows& rows, std::int64_t elements, int element_size) {
-  return is_aligned(rows.data, elements * element_size) && rows.batch_stride % elements == 0 &&
-         rows.head_stride % elements == 0 && rows.token_stride % elements == 0;
+// Do all rows start at multiples of 16 bytes? Strides of dimensions of one are never used.
+bool is_aligned(const Rows& rows, const BlockArgs& block, int element_size) {
+  const std::int64_t elements = 16 / element_size;
+  const bool is_key = &rows == &block.key || &rows == &block.value;
+  const auto fits = [&](std::int64_t size, std::int64_t stride) { return size <= 1 || stride % elements == 0; };
+  return is_aligned(rows.data, 16) && fits(block.B, rows.batch_stride) &&
+         fits(is_key ? block.Hkv : block.Hq, rows.head_stride) &&
+         fits(is_key ? block.Skv : block.Sq, rows.token_stride);
 }
 
 Params params_of(const BlockArgs& block, std::initializer_list<const Rows*> rows) {
@@ -42,7 +47,7 @@ Params params_of(const BlockArgs& block, std::initializer_list<const Rows*> rows
   params.group = static_cast<std::int32_t>(block.Hkv > 0 ? block.Hq / block.Hkv : 1);
   params.minus_scale_log2 = -params.scale_log2;
   for (const Rows* one : rows) {
-    if (one->data != nullptr) params.aligned = params.aligned && is_multiple(*one, 8, 2);
+    if (one->data != nullptr) params.aligned = params.aligned && is_aligned(*one, block, 2);
   }
   params.fills_columns = params.aligned && block.D == padded_head_dim(block.D);
   return params;
@@ -99,11 +104,6 @@ std::vector<LaunchPlan> plan_forward(const BlockArgs& block, int arch) {
 
 std::vector<LaunchPlan> plan_backward(const BlockArgs& block, int arch) {
   const Params params = params_of(block, {&block.query, &block.key, &block.value, &block.grad_out});
-  for (const Rows* gradient : {&block.grad_query, &block.grad_key, &block.grad_value}) {
-    if (gradient->data != nullptr && !is_multiple(*gradient, 2, 4)) {
-      throw std::invalid_argument("gradient accumulators start rows at multiples of 8 bytes");
-    }
-  }
   const bool wants_keys = block.grad_key.data != nullptr || block.grad_value.data != nullptr;
   const bool wants_queries = block.grad_query.data != nullptr;
   const bool adds_queries = wants_keys && wants_queries && !block.deterministic;
@@ -133,7 +133,7 @@ std::vector<LaunchPlan> plan_delta(const BlockArgs& block) {
 
 std::vector<LaunchPlan> plan_cast(const BlockArgs& block) {
   Params params = params_of(block, {&block.out});
-  params.aligned = params.aligned && is_multiple(block.grad_query, 4, 4);
+  params.aligned = params.aligned && is_aligned(block.grad_query, block, 4);
   return unless_empty({small("cast", block, params)});
 }
 

@@ -58,7 +58,7 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
       return {64, 128, 64, 8, 1, 1, 2, 1};
     case Kernel::backward_queries:
       if (head_dim == 256) return small ? Shape{64, 16, 16, 4, 1, 1, 2, 1} : Shape{64, 32, 32, 4, 1, 1, 2, 1};
-      if (small) return {64, 64, 64, 4, 1, 1, 2, head_dim == 64 ? 2 : 1};
+      if (small) return head_dim == 64 ? Shape{64, 32, 32, 4, 1, 1, 2, 2} : Shape{64, 64, 64, 4, 1, 1, 2, 1};
       return {128, 64, 64, 8, 1, 1, 2, 1};
   }
   return {};

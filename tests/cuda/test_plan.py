@@ -96,15 +96,13 @@ def planned_names() -> set[str]:
 
 def test_every_planned_kernel_has_a_file_and_every_file_is_planned() -> None:
     planned = planned_names()
-    if not list(KERNELS.glob("backward_*.cu")):
-        planned = {name for name in planned if "backward" not in name}
     files = {f"ringattn_{path.stem}": path for path in KERNELS.glob("*.cu")}
     assert planned == set(files)
     for name, path in files.items():
         text = path.read_text()
         assert re.findall(r"\b(ringattn_\w+)\(", text) == [name]
         dtype = "bfloat16" if "_bf16" in name else "float16"
-        assert f"{dtype}" in text and len(text.splitlines()) <= 14
+        assert f"{dtype}" in text and len(text.splitlines()) <= 15
         for D in re.findall(r"_(\d+)$", name):  # stands in the bounds and in the call
             assert set(re.findall(r"kArch, (\d+)\)|DType::\w+, (\d+)", text)) <= {(D, ""), ("", D)}
 
@@ -120,19 +118,6 @@ def test_dtypes_that_no_kernel_takes() -> None:
     for kind in ("forward", "backward", "finalize", "merge", "delta", "cast"):
         with pytest.raises(ValueError, match="bfloat16 and float16"):
             kernels(kind, dtype="fp32")
-
-
-def test_misaligned_accumulators_are_refused() -> None:
-    for name, wrong in itertools.product(
-        ("grad_query", "grad_key", "grad_value"),
-        ((4 + (1 << 20), *ROWS[1:]), (ROWS[0], 7, *ROWS[2:]), (*ROWS[:2], 9, ROWS[3]), (*ROWS[:3], 65)),
-    ):
-        with pytest.raises(ValueError, match="gradient accumulators start rows at multiples of 8 bytes"):
-            kernels("backward", **{name: wrong})
-    for state in ({"load_state": True}, {"store_state": True}):
-        with pytest.raises(ValueError, match="o starts at a multiple of 8 bytes"):
-            kernels("forward", o=4 + (1 << 20), **state)
-    assert kernels("forward", o=4 + (1 << 20)) == kernels("forward")  # nobody touches it
 
 
 def test_grids_that_are_too_large_are_refused() -> None:
