@@ -47,6 +47,40 @@ void intervals(Random& random) {
   }
 }
 
+// The queries that see a key are those whose interval holds it: also queries behind all keys, which documents leave in
+// the last one, and positions up to 2^31 - 2.
+void queries_of_keys(Random& random) {
+  const auto check = [](const Mask& mask, std::int64_t q, std::int64_t k) {
+    const auto query = static_cast<std::int32_t>(q), key = static_cast<std::int32_t>(k);
+    const bool seen = mask.first_key(query) <= key && key <= mask.last_key(query);
+    CHECK((mask.first_query(key) <= query && query <= mask.last_query(key)) == seen, mask, " query ", q, " key ", k);
+  };
+  for (int round = 0; round < 3000; ++round) {
+    const std::int64_t N = between(random, 1, 40);
+    const OwnedMask owner = random_mask(random, N, 0, N, 45);
+    for (std::int64_t k = 0; k < N; ++k) {
+      for (std::int64_t q = 0; q < N + 50; ++q) check(owner.mask(), q, k);
+      for (std::int64_t q = kLargest - 5; q < kLargest; ++q) check(owner.mask(), q, k);
+      if (k == 0) continue;
+      const auto key = static_cast<std::int32_t>(k);
+      CHECK(owner.mask().first_query(key - 1) <= owner.mask().first_query(key), owner.mask(), " key ", k);
+      CHECK(owner.mask().last_query(key - 1) <= owner.mask().last_query(key), owner.mask(), " key ", k);
+    }
+  }
+  for (int round = 0; round < 200; ++round) {  // long sequences: both ends
+    const std::int64_t N = kLargest - between(random, 0, 20);
+    const bool near_end = round % 2 == 0;
+    const OwnedMask owner = random_mask(random, N, near_end ? N - 60 : 0, N, near_end ? 60 : N / 3);
+    std::vector<std::int64_t> some;
+    for (std::int64_t i = 0; i < 40; ++i)
+      some.insert(some.end(), {i, kLargest - 1 - i, between(random, 0, kLargest - 1)});
+    for (const std::int64_t k : some) {
+      if (k >= N) continue;
+      for (const std::int64_t q : some) check(owner.mask(), q, k);
+    }
+  }
+}
+
 void document_of_position(Random& random) {
   for (int round = 0; round < 2000; ++round) {
     const std::int64_t N = between(random, 1, 30);
@@ -150,6 +184,7 @@ void parts_of_segments(Random& random) {
 
 void test_masks(Random& random) {
   intervals(random);
+  queries_of_keys(random);
   document_of_position(random);
   small_segments(random);
   huge_segments(random);
