@@ -1,5 +1,5 @@
-// What every block kernel takes: one plain struct for forward, backward and the small kernels on every device, so that a
-// test, a C++ benchmark, an emulator and torch all call the same thing.
+// What every block kernel takes: one plain struct for forward, backward and the small kernels on every device, so that
+// a test, a C++ benchmark, an emulator and torch all call the same thing.
 //
 // Shapes: query [B, Hq, Sq, D]; key, value [B, Hkv, Skv, D]; Hq is a multiple of Hkv. T is the input type, A the
 // accumulation type (double for float64 inputs, else float).

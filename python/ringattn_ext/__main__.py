@@ -14,7 +14,7 @@ def shapes(architectures: list[int]) -> str:
     """A line for each kernel, architecture and head_dim; what the columns say stands in csrc/cuda/shapes.h."""
     from ringattn_ext import _C
 
-    lines = [("kernel", "arch", "head_dim", *COLUMNS, "shared_bytes")]
+    lines: list[tuple[str, ...]] = [("kernel", "arch", "head_dim", *COLUMNS, "shared_bytes")]
     for kernel in KERNELS:
         for arch in architectures:
             for head_dim in HEAD_DIMS:

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from emulator.build import program
 from emulator.compile import find_nvcc
 
