@@ -18,8 +18,7 @@ struct Shape {
   int column_warps;    // warps that share those rows, each with its part of the head_dim
   int stages;          // buffers of the operand that is loaded ahead
   int blocks;          // thread blocks that fit a multiprocessor
-  bool keeps_sources =
-      false;  // forward: threads keep in registers, not in shared memory, where they read keys and values
+  bool keeps_sources = false;  // where a thread reads keys and values: in its registers, not in shared memory
 
   constexpr int threads() const { return 32 * warps; }
 };
@@ -58,7 +57,7 @@ constexpr Shape shape_of(Kernel kernel, int arch, int head_dim) {
       return {64, 128, 64, 8, 1, 1, 2, 1};
     case Kernel::backward_queries:
       if (head_dim == 256) return small ? Shape{64, 16, 16, 4, 1, 1, 2, 1} : Shape{64, 32, 32, 4, 1, 1, 2, 1};
-      if (small) return head_dim == 64 ? Shape{64, 32, 32, 4, 1, 1, 2, 2} : Shape{64, 64, 64, 4, 1, 1, 2, 1};
+      if (small) return head_dim == 64 ? Shape{64, 64, 64, 4, 1, 1, 2, 2, true} : Shape{64, 64, 64, 4, 1, 1, 2, 1};
       return {128, 64, 64, 8, 1, 1, 2, 1};
   }
   return {};
@@ -79,7 +78,8 @@ constexpr int shared_bytes_of(Kernel kernel, const Shape& shape, int head_dim, b
     }
     case Kernel::backward_queries:  // q, dO; the stages of k and v; the interval of every row; two pointers of every
                                     // thread
-      return 2 * query_tile + shape.stages * 2 * key_tile + shape.queries * 8 + shape.threads() * 16;
+      return 2 * query_tile + shape.stages * 2 * key_tile + shape.queries * 8 +
+             (shape.keeps_sources ? 0 : shape.threads() * 16);
   }
   return 0;
 }

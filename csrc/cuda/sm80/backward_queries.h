@@ -25,7 +25,8 @@ struct BackwardQueries {
   static constexpr int kQueryTile = kTileBytes<kQueries, kHeadDim>, kKeyTile = kTileBytes<kKeys, kHeadDim>;
   static constexpr int kFirstStage = 2 * kQueryTile, kStage = 2 * kKeyTile;
   static constexpr int kIntervals = kFirstStage + 2 * kStage, kSources = kIntervals + kQueries * 8;
-  static_assert(kSources + kThreads * 16 == shared_bytes_of(Kernel::backward_queries, kShape, kHeadDim));
+  static_assert(kSources + (kShape.keeps_sources ? 0 : kThreads * 16) ==
+                shared_bytes_of(Kernel::backward_queries, kShape, kHeadDim));
 
   using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
   using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
@@ -48,6 +49,7 @@ struct BackwardQueries {
   std::uint32_t tall = kept(shared + tall_lane(lane)), wide = kept(shared + wide_lane(lane));
   float minus_lse[2], minus_delta[2];  // of the lane's rows
   float dq[1][kHeadDim / 8][4];
+  const char* sources[kShape.keeps_sources ? 2 : 1];
 
   __device__ __forceinline__ static char* shared_pointer() {
     extern __shared__ __align__(1024) char memory[];
@@ -57,11 +59,15 @@ struct BackwardQueries {
   __device__ __forceinline__ int row_of(int r) const { return warp * 16 + r * 8 + lane / 4; }
 
   // Where this thread starts to read keys (0) and values (1).
-  __device__ __forceinline__ static const char*& source_of(int which) {
-    return pointer_slot<kThreads>(shared_pointer() + kSources, which);
+  __device__ __forceinline__ const char*& source_of(int which) {
+    if constexpr (kShape.keeps_sources) {
+      return sources[which];
+    } else {
+      return pointer_slot<kThreads>(shared_pointer() + kSources, which);
+    }
   }
 
-  __device__ __forceinline__ void copy_keys(Tile tile, int stage) const {
+  __device__ __forceinline__ void copy_keys(Tile tile, int stage) {
     const std::uint32_t to = kept(shared + kFirstStage + stage + KeyCopy::lane());
     KeyCopy{}(to, source_of(0), block.key, tile.index() * kKeys, params, block.Skv);
     KeyCopy{}(to + kKeyTile, source_of(1), block.value, tile.index() * kKeys, params, block.Skv);
