@@ -10,14 +10,14 @@ namespace ringattn::cuda {
 enum class Kernel { forward, backward_keys, backward_queries };
 
 struct Shape {
-  int queries;         // of a tile
-  int keys;            // of a tile
-  int score_columns;   // of the keys, or of the queries in backward_keys: scores that a warp holds at a time
-  int warps;           // of a thread block
-  int tiles_per_warp;  // m16 tiles of the rows that a warp owns: queries, or keys in backward_keys
-  int column_warps;    // warps that share those rows, each with its part of the head_dim
-  int stages;          // buffers of the operand that is loaded ahead
-  int blocks;          // thread blocks that fit a multiprocessor
+  int queries;                 // of a tile
+  int keys;                    // of a tile
+  int score_columns;           // of the keys, or of the queries in backward_keys: scores that a warp holds at a time
+  int warps;                   // of a thread block
+  int tiles_per_warp;          // m16 tiles of the rows that a warp owns: queries, or keys in backward_keys
+  int column_warps;            // warps that share those rows, each with its part of the head_dim
+  int stages;                  // buffers of the operand that is loaded ahead
+  int blocks;                  // thread blocks that fit a multiprocessor
   bool keeps_sources = false;  // where a thread reads keys and values: in its registers, not in shared memory
 
   constexpr int threads() const { return 32 * warps; }
