@@ -173,6 +173,20 @@ def test_huge_and_tiny_scores(size: float, order: str) -> None:
         check_pass(one, tensors, case.mask, (case, size, order), noise=8 * 2**-24 * largest * case.scale)
 
 
+@pytest.mark.parametrize("size", [1e4, 1e9, 1e30])
+def test_scores_so_large_that_their_products_are_rounded(size: float) -> None:
+    """The references are then wrong by many powers of two; no exponential may outgrow them for ever."""
+    case = Case(Hq=1, Hkv=1, S=70, Skv=200, D=64, dtype=torch.bfloat16, scale=1.0)
+    q, k = torch.zeros(1, 1, 70, 64), torch.zeros(1, 1, 200, 64)
+    q[..., 0] = size
+    k[0, 0, :, 0] = torch.randperm(200).float()
+    v = torch.randn(1, 1, 200, 64)
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    one = one_call(case, (q, k, v))
+    largest = int(k[0, 0, :, 0].argmax())
+    assert_same(one.out, v[:, :, largest : largest + 1].expand_as(one.out).contiguous(), (case, size))
+
+
 def test_nan_stays_in_its_row() -> None:
     """A NaN or infinity in a query reaches that row alone, and does reach it."""
     case = Case(S=150, D=64, Hq=2, Hkv=2, dtype=torch.bfloat16, is_causal=True)

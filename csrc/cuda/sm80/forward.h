@@ -94,7 +94,8 @@ __device__ __forceinline__ void exponentials(std::uint32_t (&p)[kColumns / 2][kM
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
     // A row that has seen nothing has m = -inf: keys that it does not see give 0, not NaN, and any other gives +inf.
-    const float shift = fminf(state.m[r] * params.minus_scale_log2, FLT_MAX);
+    // Rounded down, so that no p of a score up to m exceeds 1, however large the scores are.
+    const float shift = fminf(__fmul_rd(state.m[r], params.minus_scale_log2), FLT_MAX);
     sums[r] = 0.0f;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ void softmax(std::uint32_t (&p)[kColumns / 2][kMmaTil
   constexpr float kLimit = 256.0f;
   float sums[2 * kMmaTiles];
 #pragma unroll 1
-  while (true) {  // once, or twice: exponentials below the maximum are at most 1
+  while (true) {  // once, or twice: then m is the maximum at least, and no p exceeds 1
     exponentials<T>(p, sums, s, state, params);
     float largest = sums[0];
 #pragma unroll
