@@ -100,7 +100,7 @@ def test_local_out_of_bounds():
 def test_misaligned_global():
     check(
         HEAD
-        + "  *(int2*)(out + (threadIdx.x & 30) + FAULT * (threadIdx.x == 3)) = make_int2(1, in[0]);  // FAULT HERE\n}",
+        + "  *(int2*)(out + (threadIdx.x & 62) + FAULT * (threadIdx.x == 3)) = make_int2(1, in[0]);  // FAULT HERE\n}",
         ["misaligned", "lanes 3"],
     )
 

@@ -15,11 +15,11 @@ uint8_t* local_memory(Warp& w, uint64_t address, int bytes, Access access, int l
                 1u << lane);
   const size_t at = lane * w.local_bytes + address;
   for (int i = 0; i < bytes; ++i) {
-    if (access == Access::read && !w.local_state[at + i])
+    if (reads_only(access) && !w.local_state[at + i])
       throw Fault("unwritten: read of local memory that this thread did not write, at local byte " +
                       std::to_string(address + i),
                   1u << lane);
-    if (access != Access::read) w.local_state[at + i] = 1;
+    if (!reads_only(access)) w.local_state[at + i] = 1;
   }
   return w.local.data() + at;
 }
@@ -53,6 +53,35 @@ void sectors(Touched& touched, int bytes, uint64_t& total, uint64_t& used, uint6
 
 }  // namespace
 
+uint8_t* global_memory(Block& block, int actor, uint64_t address, int bytes, Access access, int lane) {
+  uint8_t* at = block.launch->memory.at(address, bytes, !reads_only(access), lane);
+  if (!block.shared.checks_races()) return at;
+  GlobalShadow& shadow = block.launch->shadow;
+  switch (access) {
+    case Access::read:
+      shadow.read(block, actor, lane, address, bytes, false);
+      break;
+    case Access::write:
+      shadow.write(block, actor, lane, address, bytes, false);
+      break;
+    case Access::strong_read:
+      block.order.acquire(actor, address, bytes);
+      block.clocks.meet(actor, 1u << lane);
+      shadow.read(block, actor, lane, address, bytes, true);
+      break;
+    case Access::strong_write:  // what it publishes must be there before the value is
+      shadow.write(block, actor, lane, address, bytes, true);
+      block.order.release(actor, address, bytes, false);
+      break;
+    case Access::atomic:  // what it publishes depends on whether it writes: atomic.cpp
+      block.order.acquire(actor, address, bytes);
+      block.clocks.meet(actor, 1u << lane);
+      shadow.read(block, actor, lane, address, bytes, true);
+      shadow.write(block, actor, lane, address, bytes, true);
+  }
+  return at;
+}
+
 uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access access, int lane, Traffic* traffic) {
   if (space == Space::generic) {
     switch (address >> kSpaceShift) {
@@ -77,9 +106,19 @@ uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access
         traffic->shared.add(offset);
       }
       SharedMemory& shared = w.block->shared;
-      return access == Access::read    ? shared.read(w.index, offset, bytes, lane)
-             : access == Access::write ? shared.write(w.index, offset, bytes, lane)
-                                       : shared.atomic(w.index, offset, bytes, lane);
+      switch (access) {
+        case Access::read:
+          return shared.read(w.index, offset, bytes, lane);
+        case Access::write:
+          return shared.write(w.index, offset, bytes, lane);
+        case Access::strong_read:
+          return shared.strong_read(w.index, offset, bytes, lane);
+        case Access::strong_write:
+          return shared.strong_write(w.index, offset, bytes, lane);
+        case Access::atomic:
+          return shared.atomic(w.index, offset, bytes, lane);
+      }
+      return nullptr;
     }
     case Space::local:
       return local_memory(w, address & (kLocalWindow - 1), bytes, access, lane);
@@ -88,7 +127,7 @@ uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access
     default:
       Memory::check_alignment("global", address, bytes, lane);
       if (traffic) traffic->global.add(address);
-      return w.block->launch->memory.at(address, bytes, access != Access::read, lane);
+      return global_memory(*w.block, w.index, address, bytes, access, lane);
   }
 }
 
@@ -105,10 +144,16 @@ int bank_transactions(const uint32_t* address, int count, int bytes) {
   return most;
 }
 
+void StoreCheck::conflict(int first, int second) {
+  throw Fault("data race: lanes " + std::to_string(first) + " and " + std::to_string(second) +
+                  " of a warp store different values to the same address in one instruction",
+              1u << first | 1u << second);
+}
+
 void Traffic::finish(Warp& w, const Instruction& in, int bytes, Access access) {
   Counters& counters = *w.block->counters;
   if (global.count) {
-    if (access == Access::read)
+    if (reads_only(access))
       sectors(global, bytes, counters.global_read_bytes, counters.global_read_sectors, counters.global_read_ideal);
     else
       sectors(global, bytes, counters.global_write_bytes, counters.global_write_sectors, counters.global_write_ideal);

@@ -50,6 +50,7 @@ void run_load(Warp& w, const Instruction& in) {
     for (const Piece& piece : pieces) {
       if (!piece.outside) {
         block.launch->memory.at(piece.global, piece.bytes, false, lane);
+        if (block.launch->check_races) block.launch->shadow.async_read(block, w.index, lane, piece.global, piece.bytes);
         block.counters->copied_bytes += piece.bytes;
       }
       block.shared.begin_copy(w.index, piece.shared, piece.bytes, Pending::bulk, lane);
@@ -62,7 +63,7 @@ void run_load(Warp& w, const Instruction& in) {
         block.shared.land(actor, piece.shared, piece.bytes,
                           piece.outside ? zeros : block.launch->memory.at(piece.global, piece.bytes, false, lane));
       complete_transactions(block, barrier, bytes_of_pieces(pieces));
-      block.shared.tick(actor);
+      block.clocks.tick(actor);
     };
     const Copies when = block.launch->copies;
     if (when == Copies::early || (when == Copies::random && block.random() % 4 == 0))
@@ -80,9 +81,12 @@ void run_store(Warp& w, const Instruction& in) {
     int element = static_cast<int>(in.value[1]);
     if (element < 0) element = read_map(w, lane_address(w, in.b, lane), lane).kind;
     std::erase_if(*pieces, [](const Piece& piece) { return piece.outside; });
+    const int operation = static_cast<int>(in.value[0]);
     for (const Piece& piece : *pieces) {
       block.shared.async_read(w.index, piece.shared, piece.bytes);
       block.launch->memory.at(piece.global, piece.bytes, true, lane);
+      if (block.launch->check_races)
+        block.launch->shadow.begin_async_write(block, w.index, lane, piece.global, piece.bytes, operation);
       block.counters->copied_bytes += piece.bytes;
     }
     auto held = std::make_shared<std::vector<uint8_t>>();
@@ -98,11 +102,9 @@ void run_store(Warp& w, const Instruction& in) {
       if (held->empty()) read();
       for (const Piece& piece : *pieces) block.shared.hold(piece.shared, piece.bytes, -1);
     };
-    const int operation = static_cast<int>(in.value[0]);
     auto write = [&block, pieces, held, operation, element, lane] {
       Launch& launch = *block.launch;
-      std::unique_lock<std::mutex> lock(launch.atomics, std::defer_lock);
-      if (launch.threads > 1 && operation) lock.lock();
+      const auto lock = operation ? launch.strong_access() : std::unique_lock<std::mutex>();
       size_t at = 0;
       for (const Piece& piece : *pieces) {
         uint8_t* to = launch.memory.at(piece.global, piece.bytes, true, lane);
@@ -111,6 +113,11 @@ void run_store(Warp& w, const Instruction& in) {
         at += piece.bytes;
       }
     };
+    auto end = [&block, pieces, actor, lane, operation] {  // what wait_group promises
+      if (!block.launch->check_races) return;
+      for (const Piece& piece : *pieces)
+        block.launch->shadow.end_async_write(block, actor, lane, piece.global, piece.bytes, operation);
+    };
     const Copies when = block.launch->copies;
     BulkGroup& group = w.async->bulk_open[lane];
     if (when == Copies::early || (when == Copies::random && block.random() % 2)) {
@@ -118,11 +125,13 @@ void run_store(Warp& w, const Instruction& in) {
       if (when == Copies::early || block.random() % 2) {
         write();
         group.reads.push_back(finish);
+        group.writes.push_back(end);
         return;
       }
     }
     group.reads.push_back(finish);
     group.writes.push_back(write);
+    group.writes.push_back(end);
   });
 }
 

@@ -38,14 +38,14 @@ void arrive_mbarrier(Block& block, MBarrier& barrier, int actor, int64_t count) 
   if (count < 1 || count > barrier.pending)
     throw Fault("mbarrier: overflow, " + std::to_string(count) + " arrivals where " + std::to_string(barrier.pending) +
                 " are pending");
-  join(barrier.arriving, block.shared.clock(actor));
-  block.shared.tick(actor);
+  join(barrier.arriving, block.clocks[actor]);
+  block.clocks.tick(actor);
   barrier.pending -= count;
 }
 
 void complete_transactions(Block& block, uint32_t address, int64_t bytes) {
   MBarrier& barrier = find_mbarrier(block, address);
-  join(barrier.arriving, block.shared.clock(block.copy_actor()));
+  join(barrier.arriving, block.clocks[block.copy_actor()]);
   expect_transactions(barrier, -bytes);
   check_mbarrier(block, address, barrier);
 }
@@ -140,7 +140,8 @@ void run_test(Warp& w, const Instruction& in) {
     const bool over = in.value[0] ? parity_done(w, barrier, operand) : barrier.phase != operand;
     if (!over) return;
     result |= 1u << lane;
-    join(block.shared.clock(w.index), barrier.done);
+    join(block.clocks[w.index], barrier.done);
+    block.clocks.meet(w.index, 1u << lane);
   });
   w.set_predicate(in.d, result);
   if (result == w.mask) {

@@ -228,9 +228,9 @@ void run_wait(Warp& w, const Instruction& in) {
   for (int p = first; p < first + 4; ++p) {
     finish_groups(*block.warps[p], target);
     if (p == w.index) continue;
-    Clock& heard = block.shared.clock(w.index);
-    heard[p] = std::max(heard[p], block.shared.clock(p)[p]);
-    block.shared.tick(p);
+    Clock& heard = block.clocks[w.index];
+    heard[p] = std::max(heard[p], block.clocks[p][p]);
+    block.clocks.tick(p);
   }
   state.matrix_groups.erase(state.matrix_groups.begin(), state.matrix_groups.begin() + count);
   state.matrix_finished = target;

@@ -7,8 +7,9 @@
 
 namespace emulator {
 
-void Block::start(Launch& owner, int64_t number) {
+void Block::start(Launch& owner, int64_t which) {
   launch = &owner;
+  number = which;
   index[0] = static_cast<uint32_t>(number % owner.grid[0]);
   index[1] = static_cast<uint32_t>(number / owner.grid[0] % owner.grid[1]);
   index[2] = static_cast<uint32_t>(number / owner.grid[0] / owner.grid[1]);
@@ -16,7 +17,9 @@ void Block::start(Launch& owner, int64_t number) {
   threads = static_cast<int>(owner.block[0] * owner.block[1] * owner.block[2]);
   const int count = (threads + 31) / 32;
   specials.assign(static_cast<size_t>(count) * kSpecials * kSpecialBytes, 0);
-  shared.reset(owner.shared_base, owner.static_shared + owner.dynamic_shared, count + 1, owner.check_races);
+  clocks.reset(count + 1);
+  order.start(owner.shadow.publications, clocks, number);
+  shared.reset(owner.shared_base, owner.static_shared + owner.dynamic_shared, clocks, owner.check_races);
   const int registers = std::min(248, 64 * 1024 / (count * 32) / 8 * 8);
   register_pool = 64 * 1024 - count * 32 * registers;
   for (int w = 0; w < count; ++w) {
@@ -61,9 +64,9 @@ void Block::start(Launch& owner, int64_t number) {
     const int lanes = std::min(32, threads - w * 32);
     warp->start(*owner.kernel, lanes == 32 ? kAll : (1u << lanes) - 1);
     warps.push_back(std::move(warp));
-    order.push_back(w);
+    turns.push_back(w);
   }
-  if (owner.schedule != Schedule::in_order) std::shuffle(order.begin(), order.end(), random);
+  if (owner.schedule != Schedule::in_order) std::shuffle(turns.begin(), turns.end(), random);
 }
 
 bool Block::done() const {
@@ -73,7 +76,7 @@ bool Block::done() const {
 // A warp that can run; -1: none. Warps whose last poll failed come last: nothing has happened since.
 int Block::choose() {
   std::vector<int> ready, polling;
-  for (int w : order) {
+  for (int w : turns) {
     Warp& warp = *warps[w];
     if (warp.wait != Wait::none) continue;
     (warp.polls && warp.poll_stamp == events ? polling : ready).push_back(w);
@@ -87,7 +90,7 @@ int Block::choose() {
   }
   if (launch->schedule == Schedule::random) return ready[random() % ready.size()];
   if (launch->schedule == Schedule::in_order) {  // the next after the last one
-    std::rotate(order.begin(), std::find(order.begin(), order.end(), ready[0]) + 1, order.end());
+    std::rotate(turns.begin(), std::find(turns.begin(), turns.end(), ready[0]) + 1, turns.end());
   }
   return ready[0];
 }
@@ -138,8 +141,9 @@ void Block::arrive(Barrier& barrier, Warp& warp, bool waits, int expected_thread
   barrier.arrived_warps |= 1u << warp.index;
   if (barrier.arrived > barrier.expected)
     throw Fault(name + ": more arrivals than its count " + std::to_string(barrier.expected));
-  join(barrier.clock, shared.clock(warp.index));
-  shared.tick(warp.index);
+  join(barrier.clock, clocks[warp.index]);
+  clocks.tick(warp.index);
+  clocks.meet(warp.index, kAll);
   if (waits) {
     barrier.waiting_warps |= 1u << warp.index;
     warp.wait = Wait::barrier;
@@ -160,7 +164,7 @@ void Block::release(int id) {
   for (const auto& warp : warps) {
     if (!(old.waiting_warps >> warp->index & 1)) continue;
     warp->wait = Wait::none;
-    join(shared.clock(warp->index), old.clock);
+    join(clocks[warp->index], old.clock);
   }
 }
 

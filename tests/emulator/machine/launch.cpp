@@ -117,6 +117,10 @@ void Launch::run() {
   if (dynamic_shared) static_shared = align_up(program->shared_bytes, program->arch >= 90 ? 1024 : 16);
   check_limits();
   relocate();
+  if (check_races) {
+    if (int64_t{grid[0]} * grid[1] * grid[2] > kMostBlocks) throw Fault("grid too large for check_races");
+    shadow.start(*this);
+  }
   counters.resize(program->instructions);
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};

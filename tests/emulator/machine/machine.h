@@ -8,6 +8,7 @@
 #include <mutex>
 #include <random>
 
+#include "global_shadow.h"
 #include "mbarrier.h"
 #include "memory.h"
 #include "program.h"
@@ -150,9 +151,12 @@ struct Flight {  // an asynchronous copy of an engine
 struct Block {
   Launch* launch = nullptr;
   Counters* counters = nullptr;
+  int64_t number = 0;
   uint32_t index[3] = {};
   int threads = 0;
   std::vector<std::unique_ptr<Warp>> warps;
+  Clocks clocks;  // of the warps and of the copy engine
+  BlockOrder order;
   SharedMemory shared;
   Barrier barriers[17];                             // the last one is the barrier of the cluster of one
   std::map<uint32_t, MBarrier> mbarriers;           // by shared address
@@ -161,7 +165,7 @@ struct Block {
   uint64_t events = 1;  // grows when something happens that a waiting warp may wait for
   int register_pool = 0;
   std::mt19937_64 random;
-  std::vector<int> order;
+  std::vector<int> turns;         // of the schedule
   std::vector<uint8_t> specials;  // one set per warp
 
   int copy_actor() const { return static_cast<int>(warps.size()); }
@@ -200,6 +204,7 @@ struct Launch {
   int64_t dynamic_shared = 0;
   std::vector<uint8_t> params;
   Memory memory;
+  GlobalShadow shadow;
   uint64_t seed = 0;
   Copies copies = Copies::late;
   Schedule schedule = Schedule::in_order;
@@ -209,10 +214,13 @@ struct Launch {
   Counters counters;
   uint32_t shared_base = 1024;
   int64_t static_shared = 0;
-  std::mutex atomics;
+  std::mutex atomics;  // held by strong accesses, if there are several host threads
   std::atomic<uint64_t> executed{0};
 
   void run();
+  std::unique_lock<std::mutex> strong_access() {
+    return threads > 1 ? std::unique_lock<std::mutex>(atomics) : std::unique_lock<std::mutex>();
+  }
 
  private:
   void check_limits() const;

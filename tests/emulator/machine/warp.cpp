@@ -263,7 +263,10 @@ bool Warp::collect(uint32_t members, const char* name) {
   const uint32_t need = members & exists;
   if (mask & ~members)
     throw Fault(std::string(name) + ": collective with missing lanes: a lane is not in its own mask");
-  if (!(need & ~mask)) return true;
+  if (!(need & ~mask)) {
+    block->clocks.meet(index, mask);
+    return true;
+  }
   if (need & ~alive)
     throw Fault(std::string(name) + ": collective with missing lanes: the mask names lanes that have exited");
   uint32_t here = mask;
@@ -284,6 +287,7 @@ bool Warp::collect(uint32_t members, const char* name) {
       split.pc = pc + 1;
     }
   mask = here;
+  block->clocks.meet(index, mask);
   return true;
 }
 
