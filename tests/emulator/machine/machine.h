@@ -46,6 +46,7 @@ struct Frame {
   std::vector<uint8_t> params;  // of each lane in turn
   uint8_t* param(int lane) { return params.data() + lane * function->param_bytes; }
 };
+std::shared_ptr<Frame> make_frame(const Function& function);
 
 // Lanes that are at the same place.
 struct Split {
@@ -113,7 +114,7 @@ struct Warp {
   uint64_t poll_stamp = 0;
   std::shared_ptr<AsyncState> async;
   int registers_per_thread = 0;
-  // By register offset / 64, while wgmma is in use in this frame: see wgmma.cpp.
+  // By register offset / 64, from the first wgmma.fence of this frame on: see async_copy.h.
   std::vector<uint8_t> register_state;
   const Frame* matrix_frame = nullptr;
   size_t matrix_count = 0;  // wgmmas issued

@@ -56,6 +56,8 @@ struct Instruction {
   Class kind = Class::control;
   Space space = Space::generic;
   bool list_is_written = false;                       // list holds results
+  bool is_copy = false;                               // mov
+  bool is_warpgroup = false;                          // wgmma
   Operand d, d2, a, b, c, e;                          // the manual's names: d = op(a, b, c)
   std::vector<Operand> list, list_b, list_c, list_d;  // vectors
   int64_t value[4] = {};                              // what the decoder of a family wants to remember
