@@ -151,6 +151,7 @@ void StoreCheck::conflict(int first, int second) {
 }
 
 void Traffic::finish(Warp& w, const Instruction& in, int bytes, Access access) {
+  if ((access == Access::write || access == Access::strong_write) && (global.count || shared.count)) w.block->changed();
   Counters& counters = *w.block->counters;
   if (global.count) {
     if (reads_only(access))

@@ -143,6 +143,7 @@ void run(Warp& w, const Instruction& in) {
       if (!in.list.empty() && in.list[k].present)
         std::memcpy(w.out<uint8_t>(in.list[k]) + lane * element, old, element);
     }
+    if (changed) w.block->changed();
     // Nobody can tell that it wrote what was there, so that publishes nothing: a failed cas.
     if (changed && launch.check_races && address >> kSpaceShift == 0 && in.space != Space::shared)
       w.block->order.release(w.index, address, bytes, !releases(order) && in.list.empty());

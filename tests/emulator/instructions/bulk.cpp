@@ -113,7 +113,9 @@ void run_store(Warp& w, const Instruction& in) {
         at += piece.bytes;
       }
     };
+    block.changed();
     auto end = [&block, pieces, actor, lane, operation] {  // what wait_group promises
+      block.changed();
       if (!block.launch->check_races) return;
       for (const Piece& piece : *pieces)
         block.launch->shadow.end_async_write(block, actor, lane, piece.global, piece.bytes, operation);

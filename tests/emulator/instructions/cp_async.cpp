@@ -24,6 +24,7 @@ void complete(Block& block, int actor, CpAsync& copy, int lane) {
   if (copy.done) return;
   move_bytes(block, copy, lane);
   copy.done = true;
+  block.changed();
   if (copy.read) global_memory(block, actor, copy.from, copy.read, Access::read, lane);  // it may have read only now
   block.shared.land(actor, copy.to, copy.bytes, nullptr);
 }
@@ -50,6 +51,7 @@ void run_copy(Warp& w, const Instruction& in) {
       global_memory(block, w.index, copy->from, copy->read, Access::read, lane);
       if (copy->read == bytes) traffic.global.add(copy->from);
     }
+    block.changed();
     block.shared.begin_copy(w.index, copy->to, bytes, Pending::cp_async, lane);
     const Copies when = block.launch->copies;
     if (when == Copies::early || (when == Copies::random && block.random() % 2))

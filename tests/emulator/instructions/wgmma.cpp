@@ -91,7 +91,7 @@ void run_commit(Warp& w, const Instruction&) {
   need_warpgroup(w);
   w.async->matrix_groups.push_back(std::move(w.async->matrix_open));
   w.async->matrix_open = {};
-  ++w.block->events;
+  w.block->happened();
 }
 
 // Does what is left of a warp's groups before the target-th and lets go of the shared memory that they read.

@@ -51,7 +51,7 @@ void finish_bulk(Warp& warp);  // what is left of its stores when the block ends
 inline void land_one(Block& block, size_t which) {
   auto land = std::move(block.flights[which].land);
   block.flights.erase(block.flights.begin() + static_cast<long>(which));
-  ++block.events;
+  block.happened();
   land();
 }
 

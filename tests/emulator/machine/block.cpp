@@ -20,8 +20,7 @@ void Block::start(Launch& owner, int64_t which) {
   clocks.reset(count + 1);
   order.start(owner.shadow.publications, clocks, number);
   shared.reset(owner.shared_base, owner.static_shared + owner.dynamic_shared, clocks, owner.check_races);
-  const int registers = std::min(248, 64 * 1024 / (count * 32) / 8 * 8);
-  register_pool = 64 * 1024 - count * 32 * registers;
+  const int registers = owner.kernel->registers_at_entry(count * 32);
   for (int w = 0; w < count; ++w) {
     auto warp = std::make_unique<Warp>();
     warp->block = this;
@@ -79,9 +78,10 @@ int Block::choose() {
   for (int w : turns) {
     Warp& warp = *warps[w];
     if (warp.wait != Wait::none) continue;
-    (warp.polls && warp.poll_stamp == events ? polling : ready).push_back(w);
+    // When everything is quiet a poller may be what a spinning warp waits for.
+    (warp.polls && warp.poll_stamp == events && !watch ? polling : ready).push_back(w);
   }
-  if (ready.empty() && !flights.empty()) return -2;
+  if (!flights.empty() && (ready.empty() || stuck())) return -2;
   if (ready.empty()) {
     if (polling.empty()) return -1;
     auto idlest = std::min_element(polling.begin(), polling.end(),
@@ -107,13 +107,18 @@ bool Block::step() {
   const int budget = launch->schedule == Schedule::random     ? 1 + static_cast<int>(random() % 100)
                      : launch->schedule == Schedule::in_order ? 1000
                                                               : 100000;
-  const uint64_t before = warps[chosen]->executed;
+  const uint64_t before = warps[chosen]->executed, changes_before = progress->changes;
   try {
     warps[chosen]->run(budget);
   } catch (const Fault& fault) {
     throw std::runtime_error(describe(*launch, *this, *warps[chosen], fault));
   }
   launch->executed += warps[chosen]->executed - before;
+  if (progress->changes == changes_before && launch->schedule == Schedule::adversarial) {
+    // It may spin for what another warp will do.
+    turns.erase(std::find(turns.begin(), turns.end(), chosen));
+    turns.push_back(chosen);
+  }
   return true;
 }
 
@@ -141,6 +146,7 @@ void Block::arrive(Barrier& barrier, Warp& warp, bool waits, int expected_thread
   barrier.arrived_warps |= 1u << warp.index;
   if (barrier.arrived > barrier.expected)
     throw Fault(name + ": more arrivals than its count " + std::to_string(barrier.expected));
+  changed();
   join(barrier.clock, clocks[warp.index]);
   clocks.tick(warp.index);
   clocks.meet(warp.index, kAll);
@@ -155,7 +161,7 @@ void Block::arrive(Barrier& barrier, Warp& warp, bool waits, int expected_thread
 void Block::release(int id) {
   Barrier& barrier = barriers[id];
   ++counters->barriers;
-  ++events;
+  happened();
   const Barrier old = barrier;
   barrier = Barrier();
   barrier.results[0] = old.reduction_count;
@@ -169,7 +175,7 @@ void Block::release(int id) {
 }
 
 void Block::warp_left() {
-  ++events;
+  happened();
   int left = 0;
   for (const auto& one : warps) left += one->alive ? 32 : 0;
   for (int id = 0; id < 17; ++id) {
@@ -180,8 +186,9 @@ void Block::warp_left() {
   }
 }
 
-std::string Block::where() {
-  std::string text;
+std::string Block::where() const {
+  std::string text = "\n  kernel " + launch->kernel->name + ", block (" + std::to_string(index[0]) + ", " +
+                     std::to_string(index[1]) + ", " + std::to_string(index[2]) + ")";
   for (const auto& warp : warps) {
     if (warp->wait == Wait::done) continue;
     const Instruction& in =
@@ -191,10 +198,12 @@ std::string Block::where() {
       const Barrier& barrier = barriers[warp->barrier % 32];
       text += " waits at barrier " + std::to_string(warp->barrier % 32) + " (" + std::to_string(barrier.arrived) +
               " of " + std::to_string(barrier.expected) + " threads have arrived)";
-    } else if (warp->wait == Wait::registers) {
+    } else if (warp->registers_wanted) {
       text += " waits for registers";
     } else if (warp->polls) {
       text += " waits for an mbarrier or for its warpgroup";
+    } else if (warp->loop_.looping) {
+      text += " goes round in a loop that it cannot leave";
     }
     text += ", PTX line " + std::to_string(in.line);
     if (in.place.line) text += ", source line " + std::to_string(in.place.line);
@@ -202,10 +211,17 @@ std::string Block::where() {
   return text;
 }
 
-void Block::deadlock() {
-  throw std::runtime_error("deadlock: no warp can go on\n  kernel " + launch->kernel->name + ", block (" +
-                           std::to_string(index[0]) + ", " + std::to_string(index[1]) + ", " +
-                           std::to_string(index[2]) + ")" + where());
+void Block::check_registers() const {
+  for (const auto& warp : warps) {
+    if (!warp->registers_wanted) continue;
+    const int have = warp->registers_per_thread, wanted = warp->registers_wanted;
+    const Fault fault("setmaxnreg: the register pool can never serve " + std::to_string(wanted) +
+                          " per thread: the warp has " + std::to_string(have) + ", lacks 32 * " +
+                          std::to_string(wanted - have) + " = " + std::to_string(32 * (wanted - have)) +
+                          ", and the pool holds " + std::to_string(register_pool),
+                      kAll);
+    throw std::runtime_error(describe(*launch, *this, *warp, fault) + where());
+  }
 }
 
 std::string describe(const Launch& launch, const Block& block, const Warp& warp, const Fault& fault) {

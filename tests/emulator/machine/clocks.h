@@ -20,6 +20,12 @@ inline void join(Clock& into, const Clock& from) {
     if (from[i] > into[i]) into[i] = from[i];
 }
 
+inline bool covers(const Clock& clock, const Clock& other) {
+  for (size_t i = 0; i < other.size(); ++i)
+    if (clock[i] < other[i]) return false;
+  return true;
+}
+
 class Clocks {
  public:
   void reset(int actors) {

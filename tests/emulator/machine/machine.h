@@ -13,6 +13,7 @@
 #include "memory.h"
 #include "program.h"
 #include "shared.h"
+#include "watch.h"
 
 namespace emulator {
 
@@ -57,7 +58,7 @@ struct Split {
   uint32_t collecting = 0;  // lanes that wait in a collective at pc
 };
 
-enum class Wait : uint8_t { none, barrier, registers, done };
+enum class Wait : uint8_t { none, barrier, done };
 
 struct AsyncState;  // async_copy.h
 
@@ -113,7 +114,7 @@ struct Warp {
   int polls = 0;  // failed mbarrier polls since anything happened in the block
   uint64_t poll_stamp = 0;
   std::shared_ptr<AsyncState> async;
-  int registers_per_thread = 0;
+  int registers_per_thread = 0, registers_wanted = 0;  // wanted: by a setmaxnreg.inc that waits; else 0
   // By register offset / 64, from the first wgmma.fence of this frame on: see async_copy.h.
   std::vector<uint8_t> register_state;
   const Frame* matrix_frame = nullptr;
@@ -121,8 +122,11 @@ struct Warp {
   uint64_t executed = 0;
 
  private:
+  friend struct Block;
   void select(size_t split);
   void release_parked();
+  void look_for_loop();
+  uint64_t state_hash() const;
   void check_registers(const Instruction& in);
   void store();
   bool pick();  // another split that can run
@@ -133,6 +137,7 @@ struct Warp {
   void copy_results(Frame& callee, uint32_t lanes) const;
   int budget_ = 0;
   int turns_ = 0;  // backward jumps of diverged lanes
+  LoopWatch loop_;
 };
 
 struct Barrier {
@@ -164,7 +169,9 @@ struct Block {
   std::map<int, std::vector<uint64_t>> matrix_log;  // by warpgroup: what its wgmmas were, for warps to agree
   std::deque<Flight> flights;
   uint64_t events = 1;  // grows when something happens that a waiting warp may wait for
-  int register_pool = 0;
+  Progress* progress = nullptr;
+  uint64_t watch = 0;     // not 0: warps look for loops that they cannot leave
+  int register_pool = 0;  // that setmaxnreg.dec has given back
   std::mt19937_64 random;
   std::vector<int> turns;         // of the schedule
   std::vector<uint8_t> specials;  // one set per warp
@@ -175,9 +182,17 @@ struct Block {
   bool step();  // runs one warp for a while; false: nobody can run
   void arrive(Barrier& barrier, Warp& warp, bool waits, int expected_threads, bool all);
   void release(int barrier);
-  void warp_left();  // barriers without a count no longer wait for it
-  [[noreturn]] void deadlock();
-  std::string where();
+  void changed() {  // memory, or what waiting depends on
+    progress->changes.store(progress->changes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  void happened() {
+    ++events;
+    changed();
+  }
+  bool stuck() const;            // no warp can go on unless memory changes
+  void warp_left();              // barriers without a count no longer wait for it
+  void check_registers() const;  // throws if a warp waits for registers, which is why nobody can go on
+  std::string where() const;
 
  private:
   int choose();
@@ -226,7 +241,11 @@ struct Launch {
  private:
   void check_limits() const;
   void relocate();
-  void work(std::atomic<int64_t>& next, Counters& counters, std::atomic<bool>& failed);
+  void work(int thread, std::atomic<int64_t>& next, Counters& counters, std::atomic<bool>& failed);
+  uint64_t changes() const;
+  bool all_stuck(int thread, uint64_t watch);
+
+  std::vector<Progress> progress_;  // of each host thread
 };
 
 std::string describe(const Launch& launch, const Block& block, const Warp& warp, const Fault& fault);

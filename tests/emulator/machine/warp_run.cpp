@@ -78,6 +78,7 @@ bool Warp::run(int budget) {
     if (matrix_frame == frame && mask) check_registers(*in);
     if (mask) in->execute(*this, *in);
     pc = next;
+    if (next <= at && wait == Wait::none && block->watch) look_for_loop();
     // Fairness among splits: one that spins must not keep the others from what it spins for.
     if (active != alive && wait == Wait::none && next <= at && ++turns_ % 64 == 0) {
       if (turns_ % 4096 == 0) release_parked();
