@@ -80,6 +80,7 @@ __device__ bool test(uint64_t* b, int parity) {
 }}""",
             ["deadlock"],
             arch="sm_90a",
+            seeds=(0, 1, 2),
         )
 
 
@@ -249,8 +250,8 @@ REGISTERS = """extern "C" __global__ BOUNDS void kernel(const int* in, int* out)
     "bounds, entry, down, up",
     [
         ("__launch_bounds__(384)", 168, 24, 240),  # 65536 / 384, a multiple of 8
-        ("__launch_bounds__(384, 2)", 80, 24, 104),  # 65536 / 768
-        ("__maxnreg__(128)", 128, 40, 168),
+        ("__launch_bounds__(384, 2)", 80, 32, 104),  # 65536 / 768
+        ("__maxnreg__(128)", 128, 48, 168),
         ("__maxnreg__(96)", 96, 48, 120),
         ("", 168, 40, 232),
     ],

@@ -104,9 +104,9 @@ bool Block::step() {
     return true;
   }
   if (chosen < 0) return false;
-  const int budget = launch->schedule == Schedule::random     ? 1 + static_cast<int>(random() % 100)
-                     : launch->schedule == Schedule::in_order ? 1000
-                                                              : 100000;
+  const int budget = launch->schedule == Schedule::random                  ? 1 + static_cast<int>(random() % 100)
+                     : launch->schedule == Schedule::adversarial && !watch ? 100000
+                                                                           : 1000;
   const uint64_t before = warps[chosen]->executed, changes_before = progress->changes;
   try {
     warps[chosen]->run(budget);

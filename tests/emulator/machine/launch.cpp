@@ -145,8 +145,8 @@ void Launch::work(int thread, std::atomic<int64_t>& next, Counters& own, std::at
       before = executed;
     } else if (executed - before > (wanted << 20)) {  // it may wait for a block that has not started
       ++wanted;
-    } else if (one.watch &&
-               std::all_of(resident.begin(), resident.end(), [](const auto& block) { return block->stuck(); })) {
+    } else if (one.watch && std::all_of(resident.begin(), resident.end(),
+                                        [](const auto& block) { return block->flights.empty() && block->stuck(); })) {
       if (next < blocks)
         ++wanted;
       else if (all_stuck(thread, one.watch))
