@@ -76,7 +76,6 @@ uint8_t* global_memory(Block& block, int actor, uint64_t address, int bytes, Acc
     case Access::atomic:  // what it publishes depends on whether it writes: atomic.cpp
       block.order.acquire(actor, address, bytes);
       block.clocks.meet(actor, 1u << lane);
-      shadow.read(block, actor, lane, address, bytes, true);
       shadow.write(block, actor, lane, address, bytes, true);
   }
   return at;
