@@ -1,4 +1,5 @@
-"""How fast the PTX emulator of the tests is, on one core: integer and float code, and a matrix product with mma.sync.
+"""How fast the PTX emulator of the tests is, on one core: integer and float code, a matrix product with mma.sync, and
+one with tensor copies and wgmma.
 
     python bench/emulator.py
 
@@ -15,8 +16,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from emulator import compile_cuda, load  # noqa: E402
+from emulator import compile_cuda, encode_tiled, load  # noqa: E402
 from emulator.test_ampere import MATMUL, bfloat  # noqa: E402
+from emulator.test_warp_specialised import SOURCE as WARP_SPECIALISED  # noqa: E402
 
 LOOP = """
 extern "C" __global__ void loop(const float* in, float* out, int n) {
@@ -52,16 +54,27 @@ def main() -> None:
 
     random = np.random.default_rng(0)
     a, b = (random.integers(-3, 4, (1024, 128)).astype(np.float32) for _ in range(2))
+    arrays = [bfloat(a), bfloat(b)]
+    maps = [encode_tiled(one, "bf16", (128, 1024), (256,), (64, 64), swizzle="128B") for one in arrays]
     c = np.zeros((1024, 1024), np.float32)
-    module = load(compile_cuda(MATMUL))
-    for check_races in (True, False):
-        start = time.perf_counter()
-        module.launch(
-            "matmul", grid=(16, 16), block=128, args=[bfloat(a), bfloat(b), c, 1024, 1024, 128], check_races=check_races
-        )
-        seconds = time.perf_counter() - start
-        wrong = int((c != a @ b.T).sum())
-        print(f"1024 x 1024 x 128 bf16, check_races={check_races}: {seconds:.2f} s, {wrong} of {c.size} wrong")
+    products = {
+        "mma.sync": (compile_cuda(MATMUL), dict(grid=(16, 16), block=128, args=[*arrays, c, 1024, 1024, 128])),
+        "wgmma": (
+            compile_cuda(WARP_SPECIALISED, "sm_90a", ["-DFAULT=0"]),
+            dict(grid=(8, 16), block=384, shared_bytes=2 * 192 * 64 * 2, args=[*maps, c, 1024, 128]),
+        ),
+    }
+    for name, (ptx, launch) in products.items():
+        module = load(ptx)
+        for check_races in (True, False):
+            c[:] = 0
+            start = time.perf_counter()
+            module.launch("matmul", check_races=check_races, **launch)
+            seconds = time.perf_counter() - start
+            wrong = int((c != a @ b.T).sum())
+            print(
+                f"1024 x 1024 x 128 bf16, {name}, check_races={check_races}: {seconds:.2f} s, {wrong} of {c.size} wrong"
+            )
 
 
 if __name__ == "__main__":

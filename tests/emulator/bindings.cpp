@@ -61,6 +61,7 @@ py::dict counters_of(const Program& program, const Counters& counters) {
       py::make_tuple(counters.global_read_bytes, counters.global_read_sectors, counters.global_read_ideal);
   found["global_write"] =
       py::make_tuple(counters.global_write_bytes, counters.global_write_sectors, counters.global_write_ideal);
+  found["printed"] = counters.printed;
   found["copied_bytes"] = counters.copied_bytes;
   return found;
 }

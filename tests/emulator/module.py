@@ -66,6 +66,7 @@ class Report:
     global_read: Traffic
     global_write: Traffic
     copied_bytes: int  # by bulk and tensor copies
+    printed: str  # by printf
     conflicts: int = field(init=False)  # transactions beyond the ideal
 
     def __post_init__(self) -> None:

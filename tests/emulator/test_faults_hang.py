@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from emulator import compile_cuda, load
+from emulator.hopper_kernels import PRELUDE
 from emulator.test_faults import HEAD
 from emulator.test_faults import check as check_once
 from emulator.test_faults_global import COPIES, SEEDS, check
-from emulator.test_hopper import PRELUDE
 
 SPINS = {
     "global": "while (FAULT && ((volatile int*)in)[0] == 0) {}",

@@ -8,7 +8,7 @@ import pytest
 from emulator import compile_cuda, load
 from emulator.test_faults import HEAD
 from emulator.test_faults_global import COPIES, SEEDS, check
-from emulator.test_hopper import WGMMA
+from emulator.test_wgmma import WGMMA
 
 HELPERS = WGMMA[: WGMMA.index("// C (64 x 64)")].replace("TB;", "0;")
 # All elements are 1, so that layouts do not matter. pin: the compiler may not move what comes before behind it.

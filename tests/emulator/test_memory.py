@@ -111,3 +111,22 @@ def test_same_result_for_the_same_seed(module):
     for _ in range(2):
         reports.append(module.launch("histogram", grid=5, block=96, args=[x, np.zeros(16, np.uint32), 2000], seed=7))
     assert reports[0] == reports[1]
+
+
+def test_static_shared_memory_is_that_of_the_kernel():
+    """Three kernels of 40 KiB each, and a function's own 4 KiB behind which they lie."""
+    kernel = """extern "C" __global__ void k{0}(int* out) {{
+  __shared__ int s[10240];
+  for (int i = threadIdx.x; i < 10240; i += 32) s[i] = i + {0};
+  __syncwarp();
+  out[threadIdx.x] = s[10239 - threadIdx.x] + own(threadIdx.x);
+}}
+"""
+    own = (
+        "__device__ __noinline__ int own(int x) { __shared__ int s[1024]; s[x] = x; __syncwarp(); return s[x ^ 1]; }\n"
+    )
+    module = load(compile_cuda(own + "".join(kernel.format(k) for k in range(3))))
+    for k in range(3):
+        out = np.zeros(32, np.int32)
+        module.launch(f"k{k}", args=[out])
+        assert out.tolist() == [10239 - t + k + (t ^ 1) for t in range(32)]

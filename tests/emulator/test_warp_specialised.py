@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from emulator import EmulatorError, compile_cuda, encode_tiled, load
+from emulator.hopper_kernels import MODES
 from emulator.test_ampere import bfloat
-from emulator.test_hopper import MODES, WGMMA
+from emulator.test_wgmma import WGMMA
 
 HELPERS = WGMMA[: WGMMA.index("// C (64 x 64)")].replace("TB;", "0;")
 SOURCE = (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from emulator import compile_cuda, load
+from emulator.hopper_kernels import PRELUDE
 from emulator.test_ampere import bfloat
-from emulator.test_hopper import PRELUDE
 
 REGISTERS = ", ".join(f"%{i}" for i in range(32))
 OUTPUTS = ", ".join(f'"+f"(d[{i}])' for i in range(32))

@@ -33,24 +33,6 @@ uint8_t* param_memory(Frame& frame, uint64_t address, int bytes, int lane) {
   return frame.param(lane) + address;
 }
 
-// Sectors of 32 bytes that were touched, and how many the distinct bytes would fill.
-void sectors(Touched& touched, int bytes, uint64_t& total, uint64_t& used, uint64_t& ideal) {
-  uint64_t* a = touched.address;
-  if (!std::is_sorted(a, a + touched.count)) std::sort(a, a + touched.count);
-  uint64_t last_sector = ~0ull, end = 0, distinct = 0;
-  for (int i = 0; i < touched.count; ++i) {
-    for (uint64_t sector = a[i] / 32; sector <= (a[i] + bytes - 1) / 32; ++sector)
-      if (sector > last_sector || last_sector == ~0ull) {
-        ++used;
-        last_sector = sector;
-      }
-    distinct += a[i] + bytes - std::max(a[i], std::min(end, a[i] + bytes));
-    end = std::max(end, a[i] + bytes);
-  }
-  total += static_cast<uint64_t>(touched.count) * bytes;
-  ideal += (distinct + 31) / 32;
-}
-
 }  // namespace
 
 uint8_t* global_memory(Block& block, int actor, uint64_t address, int bytes, Access access, int lane) {
@@ -81,6 +63,25 @@ uint8_t* global_memory(Block& block, int actor, uint64_t address, int bytes, Acc
   return at;
 }
 
+void count_runs(Counters& counters, Run* runs, size_t count, Access access) {
+  auto before = [](const Run& x, const Run& y) { return x.address < y.address; };
+  if (!std::is_sorted(runs, runs + count, before)) std::sort(runs, runs + count, before);
+  uint64_t next_sector = 0, end = 0, bytes = 0, used = 0, distinct = 0;
+  for (const Run* run = runs; run != runs + count; ++run) {
+    const uint64_t first = run->address, last = first + run->bytes;
+    const uint64_t sector = std::max(first / 32, next_sector), sectors_end = (last - 1) / 32 + 1;
+    if (sectors_end > sector) used += sectors_end - sector;
+    next_sector = std::max(next_sector, sectors_end);
+    bytes += run->bytes;
+    if (last > end) distinct += last - std::max(first, end);
+    end = std::max(end, last);
+  }
+  const bool reads = reads_only(access);
+  (reads ? counters.global_read_bytes : counters.global_write_bytes) += bytes;
+  (reads ? counters.global_read_sectors : counters.global_write_sectors) += used;
+  (reads ? counters.global_read_ideal : counters.global_write_ideal) += (distinct + 31) / 32;
+}
+
 uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access access, int lane, Traffic* traffic) {
   if (space == Space::generic) {
     switch (address >> kSpaceShift) {
@@ -100,10 +101,7 @@ uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access
     case Space::shared: {
       const auto offset = static_cast<uint32_t>(address);
       Memory::check_alignment("shared", offset, bytes, lane);
-      if (traffic) {
-        traffic->shared_lane[traffic->shared.count] = static_cast<uint8_t>(lane);
-        traffic->shared.add(offset);
-      }
+      if (traffic) traffic->add_shared(offset, bytes, lane);
       SharedMemory& shared = w.block->shared;
       switch (access) {
         case Access::read:
@@ -125,7 +123,7 @@ uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access
       return param_memory(*w.frame, address, bytes, lane);
     default:
       Memory::check_alignment("global", address, bytes, lane);
-      if (traffic) traffic->global.add(address);
+      if (traffic) traffic->add_global(address, bytes);
       return global_memory(*w.block, w.index, address, bytes, access, lane);
   }
 }
@@ -149,27 +147,21 @@ void StoreCheck::conflict(int first, int second) {
               1u << first | 1u << second);
 }
 
-void Traffic::finish(Warp& w, const Instruction& in, int bytes, Access access) {
-  if ((access == Access::write || access == Access::strong_write) && (global.count || shared.count)) w.block->changed();
+void Traffic::finish(Warp& w, const Instruction& in, Access access) {
+  if ((access == Access::write || access == Access::strong_write) && (globals || shareds)) w.block->changed();
   Counters& counters = *w.block->counters;
-  if (global.count) {
-    if (reads_only(access))
-      sectors(global, bytes, counters.global_read_bytes, counters.global_read_sectors, counters.global_read_ideal);
-    else
-      sectors(global, bytes, counters.global_write_bytes, counters.global_write_sectors, counters.global_write_ideal);
-  }
-  if (shared.count) {
-    const int lanes_per_phase = bytes <= 4 ? 32 : 128 / bytes;
-    uint32_t phase[32];
-    for (int first = 0; first < 32; first += lanes_per_phase) {
-      int n = 0;
-      for (int i = 0; i < shared.count; ++i)
-        if (shared_lane[i] / lanes_per_phase == first / lanes_per_phase)
-          phase[n++] = static_cast<uint32_t>(shared.address[i]);
-      if (!n) continue;
-      counters.shared_transactions[in.id] += bank_transactions(phase, n, bytes);
-      ++counters.shared_ideal[in.id];
-    }
+  if (globals) count_runs(counters, global, globals, access);
+  if (!shareds) return;
+  const int bytes = shared[0].bytes, lanes_per_phase = bytes <= 4 ? 32 : 128 / bytes;
+  uint32_t phase[32];
+  for (int first = 0; first < 32; first += lanes_per_phase) {
+    int n = 0;
+    for (int i = 0; i < shareds; ++i)
+      if (shared_lane[i] / lanes_per_phase == first / lanes_per_phase)
+        phase[n++] = static_cast<uint32_t>(shared[i].address);
+    if (!n) continue;
+    counters.shared_transactions[in.id] += bank_transactions(phase, n, bytes);
+    ++counters.shared_ideal[in.id];
   }
 }
 

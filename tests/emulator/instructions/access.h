@@ -24,10 +24,9 @@ inline uint64_t lane_address(const Warp& w, const Operand& o, int lane) {
 }
 
 // What one warp instruction touches, for the counters.
-struct Touched {
-  uint64_t address[32];
-  int count = 0;
-  void add(uint64_t one) { address[count++] = one; }
+struct Run {
+  uint64_t address;
+  int bytes;
 };
 
 // Lanes of one weak store that write to the same bytes must write the same: which of them stays is not defined.
@@ -50,10 +49,20 @@ class StoreCheck {
 };
 
 struct Traffic {
-  Touched global, shared;
+  Run global[32], shared[32];
+  int globals = 0, shareds = 0;
   uint8_t shared_lane[32];
-  void finish(Warp& w, const Instruction& in, int bytes, Access access);
+  void add_global(uint64_t address, int bytes) { global[globals++] = {address, bytes}; }
+  void add_shared(uint64_t address, int bytes, int lane) {
+    shared_lane[shareds] = static_cast<uint8_t>(lane);
+    shared[shareds++] = {address, bytes};
+  }
+  void finish(Warp& w, const Instruction& in, Access access);  // shared accesses are of equal width
 };
+
+// Bytes, 32-byte sectors, and the sectors that the distinct bytes would fill, of one instruction's runs of global
+// memory.
+void count_runs(Counters& counters, Run* runs, size_t count, Access access);
 
 // The host's bytes behind an address, checked. The space of a generic address is in its top byte.
 uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access access, int lane, Traffic* traffic);

@@ -1,6 +1,6 @@
 // Barriers of the block: bar and barrier with sync, arrive and red; of the warp: bar.warp.sync; of a cluster of one.
 #include "families.h"
-#include "lanes.h"
+#include "groups.h"
 
 namespace emulator {
 
@@ -43,6 +43,8 @@ void run_reduction(Warp& w, const Instruction& in) {
     w.set_predicate(in.d, result ? kAll : 0);
 }
 
+constexpr char kWarpBarrier[] = "bar.warp.sync";
+
 void barrier(Decoder& s) {
   if (s.take("cluster")) {  // one block: the cluster's barrier is number 15's equal, which nobody else uses
     const bool arrive = s.take("arrive"), wait = s.take("wait");
@@ -59,9 +61,7 @@ void barrier(Decoder& s) {
   if (s.take("warp")) {
     s.need("sync");
     s.in.e = s.source(0, Type::b32);
-    s.in.execute = [](Warp& w, const Instruction& in) {
-      w.collect(static_cast<uint32_t>(w.uniform(in.e)), "bar.warp.sync");
-    };
+    each_group<kWarpBarrier>(s, [](Warp&, const Instruction&) {});
     return;
   }
   s.take("cta");

@@ -1,6 +1,6 @@
 // What lanes of a warp do together: shfl vote match redux activemask elect bar.warp.sync.
 #include "families.h"
-#include "lanes.h"
+#include "groups.h"
 #include "rounding.h"
 
 namespace emulator {
@@ -9,10 +9,8 @@ namespace {
 
 constexpr Type kWord = Type::b32;
 
-// All lanes of the mask are here: true, and w.mask is theirs.
-bool gather(Warp& w, const Operand& members, const char* name) {
-  return w.collect(static_cast<uint32_t>(w.uniform(members)), name);
-}
+constexpr char kShuffle[] = "shfl.sync", kVote[] = "vote.sync", kMatch[] = "match.sync", kRedux[] = "redux.sync",
+               kElect[] = "elect.sync";
 
 void shfl(Decoder& s) {  // shfl.sync.mode.b32 d[|p], a, lane, clamp, members
   s.need("sync");
@@ -24,8 +22,7 @@ void shfl(Decoder& s) {  // shfl.sync.mode.b32 d[|p], a, lane, clamp, members
   s.in.c = s.source(3, kWord);
   s.in.e = s.source(4, kWord);
   s.in.value[0] = mode == "up" ? 0 : mode == "down" ? 1 : mode == "bfly" ? 2 : 3;
-  s.in.execute = [](Warp& w, const Instruction& in) {
-    if (!gather(w, in.e, "shfl.sync")) return;
+  each_group<kShuffle>(s, [](Warp& w, const Instruction& in) {
     uint32_t result[32], valid = 0;
     const uint32_t *a = w.in<uint32_t>(in.a), *b = w.in<uint32_t>(in.b), *c = w.in<uint32_t>(in.c);
     for (int lane = 0; lane < 32; ++lane) {
@@ -62,7 +59,7 @@ void shfl(Decoder& s) {  // shfl.sync.mode.b32 d[|p], a, lane, clamp, members
     }
     if (in.d.present) each_lane(w.mask, [&](int i) { w.out<uint32_t>(in.d)[i] = result[i]; });
     w.set_predicate(in.d2, valid);
-  };
+  });
 }
 
 void vote(Decoder& s) {
@@ -74,13 +71,12 @@ void vote(Decoder& s) {
   s.in.a = s.source(1, Type::pred);
   s.in.e = s.source(2, kWord);
   s.in.value[0] = mode == "all" ? 0 : mode == "any" ? 1 : mode == "uni" ? 2 : 3;
-  s.in.execute = [](Warp& w, const Instruction& in) {
-    if (!gather(w, in.e, "vote.sync")) return;
+  each_group<kVote>(s, [](Warp& w, const Instruction& in) {
     const uint32_t votes = w.predicate(in.a) & w.mask;
     if (in.value[0] == 3) return each_lane(w.mask, [&](int i) { w.out<uint32_t>(in.d)[i] = votes; });
     const bool yes = in.value[0] == 0 ? votes == w.mask : in.value[0] == 1 ? votes != 0 : votes == 0 || votes == w.mask;
     w.set_predicate(in.d, yes ? kAll : 0);
-  };
+  });
 }
 
 void match(Decoder& s) {
@@ -91,8 +87,7 @@ void match(Decoder& s) {
   std::tie(s.in.d, s.in.d2) = s.out_pair(0, kWord, Type::pred);
   s.in.a = s.source(1, t);
   s.in.e = s.source(2, kWord);
-  s.in.execute = [](Warp& w, const Instruction& in) {
-    if (!gather(w, in.e, "match.sync")) return;
+  each_group<kMatch>(s, [](Warp& w, const Instruction& in) {
     uint32_t same[32] = {}, all = 0;
     each_lane(w.mask, [&](int i) {
       each_lane(w.mask,
@@ -102,7 +97,7 @@ void match(Decoder& s) {
     if (in.d.present)
       each_lane(w.mask, [&](int i) { w.out<uint32_t>(in.d)[i] = !in.value[0] ? same[i] : all == w.mask ? w.mask : 0; });
     w.set_predicate(in.d2, all);
-  };
+  });
 }
 
 void redux(Decoder& s) {
@@ -117,8 +112,7 @@ void redux(Decoder& s) {
   s.in.d = s.out(0, t);
   s.in.a = s.source(1, t);
   s.in.e = s.source(2, kWord);
-  s.in.execute = [](Warp& w, const Instruction& in) {
-    if (!gather(w, in.e, "redux.sync")) return;
+  each_group<kRedux>(s, [](Warp& w, const Instruction& in) {
     const uint32_t* a = w.in<uint32_t>(in.a);
     bool first = true;
     uint32_t sum = 0;
@@ -158,7 +152,7 @@ void redux(Decoder& s) {
       }
     });
     each_lane(w.mask, [&](int i) { w.out<uint32_t>(in.d)[i] = sum; });
-  };
+  });
 }
 
 }  // namespace
@@ -179,12 +173,11 @@ void collective_instructions(Table& table) {
     s.need("sync");
     std::tie(s.in.d, s.in.d2) = s.out_pair(0, kWord, Type::pred);
     s.in.e = s.source(1, kWord);
-    s.in.execute = [](Warp& w, const Instruction& in) {
-      if (!gather(w, in.e, "elect.sync")) return;
+    each_group<kElect>(s, [](Warp& w, const Instruction& in) {
       const auto leader = static_cast<uint32_t>(__builtin_ctz(w.mask));
       if (in.d.present) each_lane(w.mask, [&](int i) { w.out<uint32_t>(in.d)[i] = leader; });
       w.set_predicate(in.d2, 1u << leader);
-    };
+    });
   });
 }
 

@@ -1,4 +1,4 @@
-// Control flow: bra brx call ret exit trap brkpt nanosleep, and hints that do nothing.
+// Control flow: bra brx ret exit trap brkpt nanosleep, and hints that do nothing.
 #include "families.h"
 #include "lanes.h"
 
@@ -45,35 +45,6 @@ void leave(Decoder& s) {
   s.in.execute = s.opcode() == "ret" ? run_return : run_exit;
 }
 
-void call(Decoder& s) {
-  s.take("uni");
-  int at = 0;
-  const bool has_results = s.is_vector(0);
-  if (has_results) at = 1;
-  s.in.callee = nullptr;
-  if (const Variable* name = s.variable(s.expression(at).name); name) s.unknown("indirect call");
-  const std::string& name = s.expression(at).name;
-  if (name == "__assertfail") {
-    if (s.count() > at + 1) s.expression(at + 1);
-    s.in.execute = [](Warp&, const Instruction&) { throw Fault("assertion failed in the kernel"); };
-    return;
-  }
-  s.in.callee = s.function(at);
-  auto couple = [&](int operand, const std::vector<Variable>& formals, auto& offsets, auto& bytes) {
-    const auto& items = s.expression(operand).items;
-    if (items.size() != formals.size()) s.unknown("wrong number of call parameters");
-    for (size_t i = 0; i < items.size(); ++i) {
-      const Variable* actual = s.variable(items[i].name);
-      if (!actual || actual->space != Space::param) s.unknown("a .param variable expected");
-      offsets.emplace_back(actual->offset, formals[i].offset);
-      bytes.push_back(formals[i].bytes);
-    }
-  };
-  if (has_results) couple(0, s.in.callee->results, s.in.result_offsets, s.in.result_bytes);
-  if (s.count() > at + 1) couple(at + 1, s.in.callee->params, s.in.argument_offsets, s.in.argument_bytes);
-  s.in.execute = [](Warp& w, const Instruction& in) { w.call(in); };
-}
-
 void nothing(Decoder& s) {
   s.in.execute = [](Warp&, const Instruction&) {};
 }
@@ -87,7 +58,6 @@ void control_instructions(Table& table) {
   table.add({"bra"}, "", Class::control, branch);
   table.add({"brx"}, "", Class::control, branch_table);
   table.add({"ret", "exit"}, "", Class::control, leave);
-  table.add({"call"}, "", Class::control, call);
   table.add({"trap"}, "", Class::control,
             [](Decoder& s) { s.in.execute = [](Warp&, const Instruction&) { throw Fault("trap"); }; });
   table.add({"brkpt", "pmevent"}, "", Class::control, nothing);

@@ -1,17 +1,10 @@
-// cvt and cvt.pack: between integers, floats and the narrow float formats.
+// cvt between integers and floats of one element; pairs are in convert_packed.cpp.
+#include "convert.h"
 #include "families.h"
-#include "lanes.h"
-#include "rounding.h"
 
 namespace emulator {
 
 namespace {
-
-struct Conversion {  // in Instruction::value
-  Type to, from;
-  Round round;
-  bool ftz, sat, to_integer, relu, finite;
-};
 
 bool is_float(Type t) {
   return t == Type::f16 || t == Type::bf16 || t == Type::f32 || t == Type::f64 || t == Type::tf32;
@@ -47,31 +40,6 @@ __int128 read_integer(uint64_t bits, Type t) {
   const int shift = 64 - 8 * bytes_of(t);
   return is_signed(t) ? __int128{static_cast<int64_t>(bits << shift) >> shift}
                       : __int128{static_cast<uint64_t>(bits << shift) >> shift};
-}
-
-__int128 lowest(Type t) { return is_signed(t) ? -(__int128{1} << (8 * bytes_of(t) - 1)) : 0; }
-__int128 highest(Type t) { return (__int128{1} << (8 * bytes_of(t) - (is_signed(t) ? 1 : 0))) - 1; }
-__int128 clamp(__int128 x, Type t) { return x < lowest(t) ? lowest(t) : x > highest(t) ? highest(t) : x; }
-
-uint64_t write_float(double x, const Conversion& c) {
-  if (c.sat) x = x > 0 ? std::min(x, 1.0) : 0;
-  if (c.relu) x = x > 0 || std::isnan(x) ? x : 0.0;
-  switch (c.to) {
-    case Type::f16:
-      return encode(x, kHalf, c.round, c.finite);
-    case Type::bf16:
-      return encode(x, kBfloat, c.round, c.finite);
-    case Type::tf32:
-      return encode(x, kTf32, c.round, c.finite) << 13;
-    case Type::f64:
-      return std::bit_cast<uint64_t>(x);
-    default: {
-      float narrow =
-          c.round == Round::nearest ? static_cast<float>(x) : std::bit_cast<float>(encode(x, kSingle, c.round));
-      if (c.ftz) narrow = flush(narrow);
-      return std::bit_cast<uint32_t>(narrow);
-    }
-  }
 }
 
 // An integer to a float in one rounding, 64-bit ones too.
@@ -138,49 +106,6 @@ bool resize(Decoder& s, Type d, Type a) {
   return s.in.execute != nullptr;
 }
 
-// d = {a high, b low}
-void run_pack(Warp& w, const Instruction& in) {
-  Conversion c = *reinterpret_cast<const Conversion*>(in.value);
-  const bool bf = c.to == Type::bf16x2;
-  each_lane(w.mask, [&](int i) {
-    if (c.to == Type::bf16x2 || c.to == Type::f16x2) {
-      Conversion one = c;
-      one.to = bf ? Type::bf16 : Type::f16;
-      float high = w.in<float>(in.a)[i], low = w.in<float>(in.b)[i];
-      if (c.ftz) high = flush(high), low = flush(low);
-      if (one.round == Round::nearest && !c.relu && !c.finite) {
-        w.out<uint32_t>(in.d)[i] = bf ? static_cast<uint32_t>(to_bfloat(high)) << 16 | to_bfloat(low)
-                                      : static_cast<uint32_t>(to_half(high)) << 16 | to_half(low);
-      } else {
-        w.out<uint32_t>(in.d)[i] = static_cast<uint32_t>(write_float(high, one) << 16 | write_float(low, one));
-      }
-      return;
-    }
-    const Format format = c.to == Type::e4m3x2 ? kE4m3 : kE5m2;  // pairs of 8-bit floats
-    double high, low;
-    if (c.from == Type::f32) {
-      high = w.in<float>(in.a)[i];
-      low = w.in<float>(in.b)[i];
-    } else {
-      const uint32_t both = w.in<uint32_t>(in.a)[i];
-      high = from_half(static_cast<uint16_t>(both >> 16));
-      low = from_half(static_cast<uint16_t>(both));
-    }
-    if (c.relu) high = high > 0 || std::isnan(high) ? high : 0, low = low > 0 || std::isnan(low) ? low : 0;
-    w.set_lane_value(in.d, i, encode(high, format, c.round, true) << 8 | encode(low, format, c.round, true));
-  });
-}
-
-void run_unpack8(Warp& w, const Instruction& in) {  // f16x2 from two 8-bit floats
-  const Conversion& c = *reinterpret_cast<const Conversion*>(in.value);
-  const Format format = c.from == Type::e4m3x2 ? kE4m3 : kE5m2;
-  each_lane(w.mask, [&](int i) {
-    const auto both = static_cast<uint32_t>(w.lane_value(in.a, i));
-    auto part = [&](uint32_t code) { return encode(decode_number(code, format), kHalf, Round::nearest); };
-    w.out<uint32_t>(in.d)[i] = part(both >> 8 & 255) << 16 | part(both & 255);
-  });
-}
-
 void cvt(Decoder& s) {
   static_assert(sizeof(Conversion) <= sizeof(s.in.value));
   auto& c = *reinterpret_cast<Conversion*>(s.in.value);
@@ -193,20 +118,7 @@ void cvt(Decoder& s) {
   c.finite = s.take("satfinite");
   c.to = s.type();
   c.from = s.type();
-  if (c.to == Type::f16x2 && (c.from == Type::e4m3x2 || c.from == Type::e5m2x2)) {
-    s.in.d = s.out(0, c.to);
-    s.in.a = s.source(1, c.from);
-    s.in.execute = run_unpack8;
-    return;
-  }
-  if (facts(c.to).family == 'x' && c.to != Type::tf32) {
-    s.in.d = s.out(0, c.to);
-    s.in.a = s.source(1, c.from);
-    if (c.from == Type::f32) s.in.b = s.source(2, c.from);
-    if (c.from != Type::f32 && c.from != Type::f16x2) s.unknown("unknown conversion");
-    s.in.execute = run_pack;
-    return;
-  }
+  if (convert_packed(s, c)) return;
   s.in.d = s.any_out(0);
   s.in.a = s.any_source(1, c.from);
   if (!s.in.d.present || s.in.d.bytes < bytes_of(c.to) || s.in.a.bytes < bytes_of(c.from))
@@ -230,31 +142,28 @@ void cvt(Decoder& s) {
   s.in.execute = run_convert;
 }
 
-void cvt_pack(Decoder& s) {  // cvt.pack.sat.{u8,s8}.s32.b32 d, a, b, c and .{u16,s16}.s32 d, a, b
-  s.need("sat");
-  const Type t = s.type(), from = s.type();
-  const bool chained = s.next_type() == Type::b32;
-  if (chained) s.type();
-  if (from != Type::s32) s.unknown("unknown form");
-  s.in.d = s.out(0, Type::b32);
-  s.in.a = s.source(1, from);
-  s.in.b = s.source(2, from);
-  if (chained) s.in.c = s.source(3, Type::b32);
-  s.in.value[0] = static_cast<int64_t>(t);
-  s.in.execute = [](Warp& w, const Instruction& in) {
-    const Type t = static_cast<Type>(in.value[0]);
-    const int bits = 8 * bytes_of(t);
-    each_lane(w.mask, [&](int i) {
-      auto part = [&](const Operand& o) {
-        return static_cast<uint32_t>(clamp(w.in<int32_t>(o)[i], t)) & ((1u << bits) - 1);
-      };
-      const uint32_t pair = part(in.a) << bits | part(in.b);
-      w.out<uint32_t>(in.d)[i] = in.c.present ? w.in<uint32_t>(in.c)[i] << 2 * bits | pair : pair;
-    });
-  };
-}
-
 }  // namespace
+
+uint64_t write_float(double x, const Conversion& c) {
+  if (c.sat) x = x > 0 ? std::min(x, 1.0) : 0;
+  if (c.relu) x = x > 0 || std::isnan(x) ? x : 0.0;
+  switch (c.to) {
+    case Type::f16:
+      return encode(x, kHalf, c.round, c.finite);
+    case Type::bf16:
+      return encode(x, kBfloat, c.round, c.finite);
+    case Type::tf32:
+      return encode(x, kTf32, c.round, c.finite) << 13;
+    case Type::f64:
+      return std::bit_cast<uint64_t>(x);
+    default: {
+      float narrow =
+          c.round == Round::nearest ? static_cast<float>(x) : std::bit_cast<float>(encode(x, kSingle, c.round));
+      if (c.ftz) narrow = flush(narrow);
+      return std::bit_cast<uint32_t>(narrow);
+    }
+  }
+}
 
 void convert_instructions(Table& table) {
   table.add({"cvt"}, "", Class::conversion, [](Decoder& s) { s.take("pack") ? cvt_pack(s) : cvt(s); });

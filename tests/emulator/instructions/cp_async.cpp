@@ -49,8 +49,9 @@ void run_copy(Warp& w, const Instruction& in) {
     Memory::check_alignment("global", copy->from, bytes, lane);
     if (copy->read) {
       global_memory(block, w.index, copy->from, copy->read, Access::read, lane);
-      if (copy->read == bytes) traffic.global.add(copy->from);
+      traffic.add_global(copy->from, copy->read);
     }
+    traffic.add_shared(copy->to, bytes, lane);
     block.changed();
     block.shared.begin_copy(w.index, copy->to, bytes, Pending::cp_async, lane);
     const Copies when = block.launch->copies;
@@ -60,7 +61,7 @@ void run_copy(Warp& w, const Instruction& in) {
       block.shared.poison(copy->to, bytes);
     w.async->open[lane].push_back(std::move(copy));
   });
-  traffic.finish(w, in, bytes, Access::read);
+  traffic.finish(w, in, Access::read);
 }
 
 void run_commit(Warp& w, const Instruction&) {

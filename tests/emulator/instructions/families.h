@@ -7,6 +7,7 @@ namespace emulator {
 
 void integer_instructions(Table& table);
 void bit_instructions(Table& table);
+void bit_field_instructions(Table& table);
 void float_instructions(Table& table);
 void half_instructions(Table& table);
 void compare_instructions(Table& table);
@@ -15,6 +16,7 @@ void move_instructions(Table& table);
 void memory_instructions(Table& table);
 void atomic_instructions(Table& table);
 void control_instructions(Table& table);
+void call_instructions(Table& table);
 void collective_instructions(Table& table);
 void barrier_instructions(Table& table);
 void cp_async_instructions(Table& table);

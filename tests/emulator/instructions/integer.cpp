@@ -1,4 +1,6 @@
-// Integer arithmetic: add sub mul mad div rem abs neg min max sad, and dot products of packed bytes.
+// Integer arithmetic: add sub mul mad div rem abs neg min max sad, and of packed bytes: dot
+// products and differences. With a carry: carry.cpp.
+#include "carry.h"
 #include "families.h"
 #include "lanes.h"
 
@@ -17,6 +19,7 @@ T saturate(int64_t value) {
 }
 
 void add_sub(Decoder& s) {
+  if (s.has("cc")) return carry(s);
   const bool sat = s.take("sat");
   const Type t = s.type();
   with_integer(s, t, [&]<class T>() {
@@ -37,6 +40,7 @@ void add_sub(Decoder& s) {
 }
 
 void mul_mad(Decoder& s) {
+  if (s.has("cc")) return carry(s);
   const std::string part = s.take_one({"lo", "hi", "wide"});
   const bool sat = s.take("sat");
   const Type t = s.type();
@@ -169,6 +173,35 @@ uint32_t dot2(uint32_t a, uint32_t b, uint32_t c) {
   return c;
 }
 
+// vabsdiff2 and vabsdiff4: |a - b| of each part; with .add their sum and c, otherwise packed.
+template <class T>
+uint32_t packed_difference(uint32_t a, uint32_t b, uint32_t c, bool adds) {
+  constexpr int bits = 8 * sizeof(T);
+  uint32_t sum = c, packed = 0;
+  for (int i = 0; i < 32; i += bits) {
+    const int x = static_cast<T>(a >> i), y = static_cast<T>(b >> i);
+    const auto difference = static_cast<uint32_t>(x < y ? y - x : x - y);
+    sum += difference;
+    packed |= (difference & ((1u << bits) - 1)) << i;
+  }
+  return adds ? sum : packed;
+}
+
+void vabsdiff(Decoder& s) {
+  const bool adds = s.take("add");
+  const Type d = s.type(), a = s.type(), b = s.type(), t = Type::b32;
+  if (d != Type::u32 || a != b || (a != Type::u32 && a != Type::s32)) s.unknown("unknown types");
+  using U = uint32_t;
+  auto with = [&]<class T>() {
+    if (adds)
+      return ternary<U, U, U, U>(s, t, t, t, t, [](U x, U y, U z) { return packed_difference<T>(x, y, z, true); });
+    ternary<U, U, U, U>(s, t, t, t, t, [](U x, U y, U z) { return packed_difference<T>(x, y, z, false); });
+  };
+  const bool four = s.opcode().back() == '4';
+  if (a == Type::u32) return four ? with.operator()<uint8_t>() : with.operator()<uint16_t>();
+  four ? with.operator()<int8_t>() : with.operator()<int16_t>();
+}
+
 void dp2a(Decoder& s) {
   const bool high = s.take("hi");
   if (!high) s.need("lo");
@@ -190,11 +223,13 @@ void dp2a(Decoder& s) {
 void integer_instructions(Table& table) {
   table.add({"add", "sub"}, "us", Class::integer, add_sub);
   table.add({"mul", "mad"}, "us", Class::integer, mul_mad);
+  table.add({"addc", "subc", "madc"}, "us", Class::integer, carry);
   table.add({"mul24"}, "us", Class::integer, mul24);
   table.add({"div", "rem"}, "us", Class::integer, div_rem);
   table.add({"min", "max"}, "us", Class::integer, min_max);
   table.add({"abs", "neg"}, "us", Class::integer, abs_neg);
   table.add({"sad"}, "us", Class::integer, sad);
+  table.add({"vabsdiff2", "vabsdiff4"}, "us", Class::integer, vabsdiff);
   table.add({"dp4a"}, "us", Class::integer, dp4a);
   table.add({"dp2a"}, "us", Class::integer, dp2a);
 }

@@ -56,7 +56,7 @@ void run(Warp& w, const Instruction& in) {
   }
   if (kLoad)
     for (int i = 0; i < count; ++i) spread(w, in.list[i], tiles[i], in.value[0]);
-  traffic.finish(w, in, 16, kLoad ? Access::read : Access::write);
+  traffic.finish(w, in, kLoad ? Access::read : Access::write);
 }
 
 void matrix(Decoder& s) {

@@ -8,6 +8,8 @@
 
 #include "../machine/async_copy.h"
 
+#include <algorithm>
+
 namespace emulator {
 
 constexpr int64_t kMost = (1 << 20) - 1;
@@ -89,17 +91,23 @@ void run_invalidate(Warp& w, const Instruction& in) {
   });
 }
 
-// value: [0] expects transactions, [1] drops
+// The state that an arrival returns: the phase and, below it, what was pending before.
+constexpr int kPendingBits = 20;
+constexpr int64_t kPendingMask = (int64_t{1} << kPendingBits) - 1;
+
+// value: [0] expects transactions, [1] drops, [2] may not complete the phase
 void run_arrive(Warp& w, const Instruction& in) {
   each_lane(w.mask, [&](int lane) {
     const uint32_t address = address_of(w, in.a, lane);
     MBarrier& barrier = barrier_of(w, address, lane);
     const int64_t operand = in.b.present ? static_cast<int64_t>(w.lane_value(in.b, lane)) : 1;
-    const int64_t phase = barrier.phase, count = in.value[0] ? 1 : operand;
+    const int64_t state = barrier.phase << kPendingBits | barrier.pending, count = in.value[0] ? 1 : operand;
     if (in.value[0]) expect_transactions(barrier, operand);
     arrive_mbarrier(*w.block, barrier, w.index, count);
+    if (in.value[2] && !barrier.pending && !barrier.transactions)
+      throw Fault("mbarrier: arrive.noComplete completes the phase", 1u << lane);
     if (in.value[1]) barrier.expected -= count;
-    if (in.d.present) w.out<uint64_t>(in.d)[lane] = static_cast<uint64_t>(phase);
+    if (in.d.present) w.out<uint64_t>(in.d)[lane] = static_cast<uint64_t>(state);
     check_mbarrier(*w.block, address, barrier);
   });
 }
@@ -141,12 +149,17 @@ bool state_done(const MBarrier& barrier, int64_t phase) {
 void run_test(Warp& w, const Instruction& in) {
   uint32_t result = 0;
   Block& block = *w.block;
+  if (w.poll_stamp != block.events) w.polled.clear();
   each_lane(w.mask, [&](int lane) {
-    MBarrier& barrier = barrier_of(w, address_of(w, in.a, lane), lane);
+    const uint32_t address = address_of(w, in.a, lane);
+    MBarrier& barrier = barrier_of(w, address, lane);
     const auto operand = static_cast<int64_t>(w.lane_value(in.b, lane));
     if (in.value[0] && operand > 1) throw Fault("mbarrier: parity is 0 or 1", 1u << lane);
-    const bool over = in.value[0] ? parity_done(w, barrier, operand) : state_done(barrier, operand);
-    if (!over) return;
+    const bool over = in.value[0] ? parity_done(w, barrier, operand) : state_done(barrier, operand >> kPendingBits);
+    if (!over) {
+      if (std::find(w.polled.begin(), w.polled.end(), address) == w.polled.end()) w.polled.push_back(address);
+      return;
+    }
     result |= 1u << lane;
     join(block.clocks[w.index], barrier.done);
     block.clocks.meet(w.index, 1u << lane);
@@ -154,10 +167,11 @@ void run_test(Warp& w, const Instruction& in) {
   w.set_predicate(in.d, result);
   if (result == w.mask) {
     w.polls = 0;
+    w.polled.clear();
     return;
   }
   w.polls = w.poll_stamp == block.events ? w.polls + 1 : 1;
-  w.poll_stamp = block.events;
+  w.poll_stamp = w.splits[w.current].poll_stamp = block.events;
   w.yield();
 }
 
@@ -168,7 +182,7 @@ void mbarrier(Decoder& s) {
   s.take_one({"cta", "cluster"});
   s.take_one({"shared", "shared::cta", "shared::cluster"});
   const bool expects = (what == "arrive" || what == "arrive_drop") && s.take("expect_tx");
-  s.take("noComplete");
+  s.in.value[2] = s.take("noComplete");
   const bool parity = s.take("parity");
   s.need("b64");
   if (what == "init" || what == "expect_tx" || what == "complete_tx") {
@@ -194,6 +208,14 @@ void mbarrier(Decoder& s) {
     if (s.count() > 3) s.source(3, Type::b32);  // a time limit
     s.in.value[0] = parity;
     s.in.execute = run_test;
+  } else if (what == "pending_count") {
+    s.in.d = s.out(0, Type::b32);
+    s.in.a = s.source(1, Type::b64);
+    s.in.execute = [](Warp& w, const Instruction& in) {
+      each_lane(w.mask, [&](int lane) {
+        w.out<uint32_t>(in.d)[lane] = static_cast<uint32_t>(w.in<uint64_t>(in.a)[lane] & kPendingMask);
+      });
+    };
   } else {
     s.unknown("unknown form");
   }
@@ -226,7 +248,7 @@ void cp_async_arrive(Decoder& s) {
       if (block.launch->copies == Copies::early)
         land();
       else
-        block.flights.push_back({land});
+        block.flights.push_back({land, address});
     });
   };
 }

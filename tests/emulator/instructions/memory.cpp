@@ -1,6 +1,7 @@
 // ld, ldu, st, prefetch, fences: loads and stores of one to eight elements per lane.
 #include "access.h"
 #include "families.h"
+#include "hopper.h"
 
 namespace emulator {
 
@@ -57,7 +58,7 @@ void run_load(Warp& w, const Instruction& in) {
       from += element;
     }
   });
-  traffic.finish(w, in, bytes, Access::read);
+  traffic.finish(w, in, Access::read);
 }
 
 void run_store(Warp& w, const Instruction& in) {
@@ -77,11 +78,12 @@ void run_store(Warp& w, const Instruction& in) {
     if (!strong) check.add(to, lane, value, bytes);
     std::memcpy(to, value, bytes);
   });
-  traffic.finish(w, in, bytes, Access::write);
+  traffic.finish(w, in, Access::write);
 }
 
 void load_store(Decoder& s) {
   s.in.value[2] = static_cast<int64_t>(take_order_and_hints(s));
+  if (s.opcode() == "st" && s.take("async")) return async_store(s);
   const bool policy = s.take("L2::cache_hint");
   s.in.space = take_space(s);
   const std::string vector = s.take_one({"v2", "v4", "v8"});

@@ -6,9 +6,12 @@
 //   A, 8 bits:   row g + 8 (i/4 % 2),  column 4t + i%4 + 16 (i/8)       B: k = 4t + i%4 + 16 (i/4), column g
 //   C and D:     row g + 8 (i / 2),    column 2t + i%2
 // Sums are in float in the order of k; the hardware's order is its own.
+#include "mma.h"
 #include "families.h"
 #include "lanes.h"
 #include "rounding.h"
+
+#include <algorithm>
 
 namespace emulator {
 
@@ -49,7 +52,7 @@ void multiply(const float (&a)[16][32], const float (&b)[32][8], T (&c)[16][8], 
       for (int n = 0; n < 8; ++n) c[m][n] += static_cast<T>(a[m][k]) * static_cast<T>(b[k][n]);
 }
 
-// value: [0] k, [1] input of a | of b << 8, [2] kind of C and D: 0 f32, 1 f16, 2 s32
+// value: [0] k, [1] input of a | of b << 8, [2] kind of C and D: 0 f32, 1 f16, 2 s32, [3] sums of s32 saturate
 void run(Warp& w, const Instruction& in) {
   if (w.mask != kAll) throw Fault("mma.sync: collective with missing lanes: all 32 must take part", ~w.mask);
   const int k_size = static_cast<int>(in.value[0]), a_input = static_cast<int>(in.value[1] & 255),
@@ -72,12 +75,16 @@ void run(Warp& w, const Instruction& in) {
   const Operand *c = in.list_c.data(), *d = in.list_d.data();
   auto place = [](int lane, int i) { return std::pair(lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2); };
   if (in.value[2] == 2) {
-    int32_t sum[16][8];
+    int64_t sum[16][8];
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i) sum[place(lane, i).first][place(lane, i).second] = w.in<int32_t>(c[i])[lane];
     multiply(a, b, sum, k_size, 0);
     for (int lane = 0; lane < 32; ++lane)
-      for (int i = 0; i < 4; ++i) w.out<int32_t>(d[i])[lane] = sum[place(lane, i).first][place(lane, i).second];
+      for (int i = 0; i < 4; ++i) {
+        int64_t value = sum[place(lane, i).first][place(lane, i).second];
+        if (in.value[3]) value = std::clamp<int64_t>(value, INT32_MIN, INT32_MAX);
+        w.out<int32_t>(d[i])[lane] = static_cast<int32_t>(value);
+      }
   } else {
     float sum[16][8];
     const bool half = in.value[2] == 1;
@@ -102,9 +109,10 @@ void run(Warp& w, const Instruction& in) {
 // mma.sync.aligned.m16n8kK.row.col.dtype.atype.btype.ctype d, a, b, c
 void mma(Decoder& s) {
   for (const char* word : {"sync", "aligned", "row", "col"}) s.need(word);
-  const std::string shape = s.take_one({"m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32"});
+  const std::string shape = s.take_one({"m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32"});
   if (shape.empty()) s.unknown("unknown shape");
-  s.in.value[0] = std::stoi(shape.substr(6));
+  const bool small = shape == "m8n8k4";
+  s.in.value[0] = std::stoi(shape.substr(small ? 5 : 6));
   const bool satfinite = s.take("satfinite");
   std::vector<std::string> types;
   while (types.size() < 4) {
@@ -112,12 +120,17 @@ void mma(Decoder& s) {
     if (word.empty()) s.unknown("four types expected");
     types.push_back(word);
   }
+  if (types == std::vector<std::string>(4, "f64") && !satfinite && s.in.value[0] <= 16)
+    return mma_double(s, small ? 8 : 16, static_cast<int>(s.in.value[0]));
   const int a = input_named(types[1]), b = input_named(types[2]);
-  if (a < 0 || b < 0 || types[0] != types[3] || satfinite) s.unknown("unknown types");
-  const bool integer = a == kS8 || a == kU8;
+  const bool integer = a == kS8 || a == kU8, eight = a >= kS8;
+  if (a < 0 || b < 0 || types[0] != types[3] || small || (satfinite && !integer) ||
+      (a != b && (!eight || b < kS8 || integer != (b == kS8 || b == kU8))))
+    s.unknown("unknown types");
+  s.in.value[3] = satfinite;
   if (types[0] == "f32" && !integer)
     s.in.value[2] = 0;
-  else if (types[0] == "f16" && a == kF16)
+  else if (types[0] == "f16" && (a == kF16 || (eight && !integer)))
     s.in.value[2] = 1;
   else if (types[0] == "s32" && integer)
     s.in.value[2] = 2;
@@ -132,8 +145,8 @@ void mma(Decoder& s) {
   s.in.list = s.vector(1, Type::b32);
   s.in.list_b = s.vector(2, Type::b32);
   s.in.list_c = s.vector(3, real);
-  if (!words || s.in.list.size() != 2 * words || s.in.list_b.size() != words || s.in.list_c.size() != results ||
-      s.in.list_d.size() != results)
+  if (!words || words > 2 || s.in.list.size() != 2 * words || s.in.list_b.size() != words ||
+      s.in.list_c.size() != results || s.in.list_d.size() != results)
     s.unknown("wrong number of registers");
   s.in.execute = run;
 }

@@ -157,6 +157,15 @@ void move_instructions(Table& table) {
   table.add({"cvta"}, "", Class::move, cvta);
   table.add({"isspacep"}, "", Class::move, isspacep);
   table.add({"mapa"}, "", Class::move, mapa);
+  table.add({"getctarank"}, "", Class::move, [](Decoder& s) {  // of an address in shared memory of the cluster
+    s.take("shared::cluster");
+    const Type t = s.type();
+    s.in.d = s.out(0, Type::b32);
+    s.in.a = s.source(1, t);
+    s.in.execute = [](Warp& w, const Instruction& in) {
+      each_lane(w.mask, [&](int i) { w.out<uint32_t>(in.d)[i] = 0; });
+    };
+  });
 }
 
 }  // namespace emulator

@@ -1,15 +1,15 @@
-// What bulk and tensor copies are made of: runs of bytes, and reductions of them into global memory.
+// What bulk and tensor copies are made of: runs of bytes.
 #pragma once
 
-#include <string_view>
 #include <vector>
 
-#include "../machine/machine.h"
+#include "../machine/decoder.h"
+#include "access.h"
 #include "tensor_map.h"
 
 namespace emulator {
 
-// A run of bytes of a copy: shared address, global address; outside: no global bytes, zeros or NaN instead.
+// A run of at most 16 bytes of a copy: shared address, global address; outside: no global bytes, filled instead.
 struct Piece {
   uint32_t shared;
   uint64_t global;
@@ -17,15 +17,17 @@ struct Piece {
   bool outside;
 };
 
-TensorMap read_map(Warp& w, uint64_t address, int lane);
-std::vector<Piece> pieces_of(const TensorMap& map, const int32_t* start, uint32_t shared);
+// One lane's copy; element: what a tensor map says its elements are, none for a linear copy.
+struct Copy {
+  std::vector<Piece> pieces;
+  Type element = Type::none;
+  bool fill_nan = false, flush = false;
+};
+
+Copy copy_of_lane(Warp& w, const Instruction& in,
+                  int lane);  // a: shared, b: global or map, c: bytes, list: coordinates
 int64_t bytes_of_pieces(const std::vector<Piece>& pieces);
-
-// Reductions of a store: as atomics, element by element.
-enum Reduction { kNone, kAdd, kMin, kMax, kAnd, kOr, kXor, kInc, kDec };
-enum Element { kF32, kF16, kBf16, kU32, kS32, kU64, kS64, kF64 };
-constexpr std::string_view kElementNames[] = {"f32", "f16", "bf16", "u32", "s32", "u64", "s64", "f64"};
-
-void reduce(int operation, int element, uint8_t* at, const uint8_t* from, int bytes);
+void load_piece(const Copy& copy, const Piece& piece, const uint8_t* from, uint8_t (&to)[16]);  // from: null outside
+void count_pieces(Warp& w, const std::vector<Piece>& pieces, Access access);  // bytes and sectors of global memory
 
 }  // namespace emulator

@@ -8,6 +8,7 @@ const Table& instruction_table() {
     Table made;
     integer_instructions(made);
     bit_instructions(made);
+    bit_field_instructions(made);
     float_instructions(made);
     half_instructions(made);
     compare_instructions(made);
@@ -16,6 +17,7 @@ const Table& instruction_table() {
     memory_instructions(made);
     atomic_instructions(made);
     control_instructions(made);
+    call_instructions(made);
     collective_instructions(made);
     barrier_instructions(made);
     cp_async_instructions(made);

@@ -79,14 +79,20 @@ int Block::choose() {
     Warp& warp = *warps[w];
     if (warp.wait != Wait::none) continue;
     // When everything is quiet a poller may be what a spinning warp waits for.
-    (warp.polls && warp.poll_stamp == events && !watch ? polling : ready).push_back(w);
+    (warp.idle() && !watch ? polling : ready).push_back(w);
   }
   if (!flights.empty() && (ready.empty() || stuck())) return -2;
   if (ready.empty()) {
     if (polling.empty()) return -1;
     auto idlest = std::min_element(polling.begin(), polling.end(),
                                    [&](int x, int y) { return warps[x]->polls < warps[y]->polls; });
-    return warps[*idlest]->polls > 64 ? -1 : *idlest;
+    if (warps[*idlest]->polls <= 64) return *idlest;
+    for (int w : polling) {  // perhaps lanes wait at a join for lanes that wait for them
+      if (!warps[w]->release_parked()) continue;
+      warps[w]->polls = 0;
+      return w;
+    }
+    return -1;
   }
   if (launch->schedule == Schedule::random) return ready[random() % ready.size()];
   if (launch->schedule == Schedule::in_order) {  // the next after the last one
@@ -95,12 +101,23 @@ int Block::choose() {
   return ready[0];
 }
 
+// The latest legal moment of a copy is when a warp waits for its mbarrier and nobody can go on without it: copies that
+// others wait for are no reason for it to land.
+size_t Block::needed_flight() const {
+  for (size_t i = 0; i < flights.size(); ++i)
+    for (const auto& warp : warps)
+      if (warp->polls && warp->poll_stamp == events &&
+          std::find(warp->polled.begin(), warp->polled.end(), flights[i].barrier) != warp->polled.end())
+        return i;
+  return 0;
+}
+
 bool Block::step() {
   if (launch->copies == Copies::random && !flights.empty() && random() % 4 == 0)
     land_one(*this, random() % flights.size());
   int chosen = choose();
   if (chosen == -2) {
-    land_one(*this, 0);
+    land_one(*this, needed_flight());
     return true;
   }
   if (chosen < 0) return false;
@@ -118,6 +135,16 @@ bool Block::step() {
     // It may spin for what another warp will do.
     turns.erase(std::find(turns.begin(), turns.end(), chosen));
     turns.push_back(chosen);
+  }
+  // Lanes that count or change memory while they spin escape the watch; they may wait for a copy that others wait
+  // for, or for a warp that was never chosen.
+  constexpr uint64_t kPatience = 1 << 20;
+  idle_instructions = idle_stamp == events ? idle_instructions + warps[chosen]->executed - before : 0;
+  idle_stamp = events;
+  if (idle_instructions > kPatience) {
+    idle_instructions = 0;
+    if (!flights.empty()) land_one(*this, needed_flight());
+    std::rotate(turns.begin(), turns.begin() + 1, turns.end());
   }
   return true;
 }
@@ -244,11 +271,13 @@ std::string describe(const Launch& launch, const Block& block, const Warp& warp,
     line.erase(0, line.find_first_not_of(" \t"));
     text += "\n  PTX line " + std::to_string(in.line) + ": " + line;
   }
-  const auto& files = launch.program->files;
-  if (auto file = files.find(in.place.file); file != files.end())
-    text += "\n  source " + file->second + ":" + std::to_string(in.place.line);
-  if (auto file = files.find(in.place.outer_file); file != files.end())
-    text += "\n  inlined at " + file->second + ":" + std::to_string(in.place.outer_line);
+  const char* word = "source ";
+  for (const Place* place = &in.place; place; word = "inlined at ") {
+    auto file = launch.program->files.find(place->file);
+    if (file == launch.program->files.end()) break;
+    text += std::string("\n  ") + word + file->second + ":" + std::to_string(place->line);
+    place = place->site < 0 ? nullptr : &launch.program->sites[place->site].place;
+  }
   return text;
 }
 

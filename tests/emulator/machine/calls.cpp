@@ -25,8 +25,7 @@ void Warp::copy_results(Frame& callee, uint32_t lanes) const {
                     callee.param(lane) + call.result_offsets[i].second, call.result_bytes[i]);
 }
 
-void Warp::call(const Instruction& in) {
-  const Function& callee = *in.callee;
+void Warp::call(const Instruction& in, const Function& callee) {
   auto made = make_frame(callee);
   Split& split = splits[current];
   made->caller = split.frame;

@@ -80,6 +80,11 @@ void find_joins(Function& function) {
     for (int target : code[i].targets) leads[target] = true;
     if (is_branch(code[i]) || is_exit(code[i])) leads[i + 1] = true;
   }
+  for (int i = 0; i < count; ++i) {  // lanes that call different functions meet behind the call
+    if (!is_indirect_call(code[i])) continue;
+    code[i].join = i + 1;
+    code[i + 1].is_join = true;
+  }
   Graph full;
   for (int i = 0; i < count; ++i) {
     if (leads[i]) {

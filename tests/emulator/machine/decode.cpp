@@ -18,11 +18,28 @@ const Table::Entry* Table::find(const Statement& statement) const {
   return nullptr;
 }
 
+namespace {
+
+// Initialisers that hold addresses of variables or functions.
+void fill_pointers(Program& program) {
+  for (auto& global : program.variables)
+    for (const auto& [offset, name] : global->variable.pointers) {
+      uint64_t address;
+      std::memcpy(&address, global->bytes.data() + offset, 8);
+      for (const auto& other : program.variables)
+        if (other->variable.name == name) address += other->address;
+      for (size_t i = 0; i < program.functions.size(); ++i)
+        if (program.functions[i]->name == name) address += Program::address_of(i);
+      std::memcpy(global->bytes.data() + offset, &address, 8);
+    }
+}
+
+}  // namespace
+
 std::unique_ptr<Program> decode(ModuleSyntax syntax) {
   auto program = std::make_unique<Program>();
   program->target = syntax.target;
   program->arch = std::atoi(syntax.target.c_str() + 3);
-  program->shared_bytes = syntax.shared_bytes;
   for (const Variable& variable : syntax.variables) {
     if (variable.space == Space::shared) continue;
     auto global = std::make_unique<GlobalVariable>();
@@ -32,15 +49,6 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax) {
     global->address = Memory::window_address(static_cast<int>(program->variables.size()) + 1);
     program->variables.push_back(std::move(global));
   }
-  for (auto& global : program->variables)
-    for (const auto& [offset, name] : global->variable.pointers)
-      for (const auto& other : program->variables)
-        if (other->variable.name == name) {
-          uint64_t address;
-          std::memcpy(&address, global->bytes.data() + offset, 8);
-          address += other->address;
-          std::memcpy(global->bytes.data() + offset, &address, 8);
-        }
   std::vector<const FunctionSyntax*> bodies;
   for (const FunctionSyntax& function : syntax.functions) {
     if (!function.has_body) continue;
@@ -49,6 +57,7 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax) {
     decoded->is_entry = function.is_entry;
     decoded->param_bytes = function.param_bytes;
     decoded->local_bytes = align_up(function.local_bytes, 16);
+    decoded->shared_bytes = function.shared_bytes;
     decoded->results = function.results;
     decoded->params = function.params;
     decoded->max_threads = function.max_threads;
@@ -57,10 +66,12 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax) {
     program->functions.push_back(std::move(decoded));
     bodies.push_back(&function);
   }
+  fill_pointers(*program);
   for (size_t i = 0; i < bodies.size(); ++i)
     FunctionDecoder(*program, syntax, *bodies[i], *program->functions[i]).run();
   program->lines = std::move(syntax.lines);
   program->files = std::move(syntax.files);
+  program->sites = std::move(syntax.sites);
   return program;
 }
 

@@ -6,6 +6,9 @@
 
 namespace emulator {
 
+bool Decoder::has(std::string_view suffix) const {
+  return std::find(suffixes_.begin(), suffixes_.end(), suffix) != suffixes_.end();
+}
 bool Decoder::take(std::string_view suffix) {
   auto found = std::find(suffixes_.begin(), suffixes_.end(), suffix);
   if (found == suffixes_.end()) return false;
@@ -100,6 +103,10 @@ Operand Decoder::resolve_any(const Expression& found, Type type) {
     operand.negated = found.negated;
     return operand;
   }
+  if (found.name == "WARP_SZ") {
+    const int64_t lanes = 32;
+    return owner_.constant(&lanes, bytes);
+  }
   if (const Special* special = special_named(found.name)) {
     Operand operand;
     operand.present = true;
@@ -122,6 +129,11 @@ Operand Decoder::resolve_any(const Expression& found, Type type) {
       const uint64_t address = global->address + found.value;
       return owner_.constant(&address, bytes);
     }
+  }
+  for (size_t i = 0; i < owner_.program.functions.size(); ++i) {
+    if (owner_.program.functions[i]->name != found.name) continue;
+    const uint64_t address = Program::address_of(i);
+    return owner_.constant(&address, bytes);
   }
   unknown("unknown name " + found.name);
 }
@@ -177,6 +189,17 @@ const Function* Decoder::function(int i) {
   for (const auto& function : owner_.program.functions)
     if (function->name == found.name) return function.get();
   unknown("call of " + found.name + ", which this module does not define");
+}
+const Prototype* Decoder::prototype(int i) {
+  const Expression& found = statement_.operands[i];
+  for (int scope = statement_.scope; scope >= 0; scope = owner_.syntax.scopes[scope].parent) {
+    const auto& known = owner_.syntax.scopes[scope].prototypes;
+    auto one = known.find(found.name);
+    if (one == known.end()) continue;
+    expression(i);
+    return &one->second;
+  }
+  return nullptr;
 }
 const Variable* Decoder::variable(const std::string& name) { return owner_.find_variable(statement_.scope, name); }
 int Decoder::arch() const { return owner_.program.arch; }

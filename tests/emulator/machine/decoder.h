@@ -20,6 +20,7 @@ class Decoder {
   bool take(std::string_view suffix);
   std::string take_one(std::initializer_list<std::string_view> suffixes);  // empty: none of them
   std::string take_first();                                                // whatever comes next
+  bool has(std::string_view suffix) const;
   bool take_starting(std::string_view beginning);
   Type type();             // the next suffix that names a type; an error if there is none
   Type next_type() const;  // without taking it; none if there is none
@@ -45,6 +46,7 @@ class Decoder {
   int label(int i);
   std::vector<int> branch_targets(int i);
   const Function* function(int i);
+  const Prototype* prototype(int i);  // null: the operand does not name one
   const Variable* variable(const std::string& name);
 
   const std::string& opcode() const { return statement_.opcode; }

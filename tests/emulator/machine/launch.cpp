@@ -29,6 +29,7 @@ void Counters::add(const Counters& other) {
   matrix_flops += other.matrix_flops;
   barriers += other.barriers;
   copied_bytes += other.copied_bytes;
+  printed += other.printed;
 }
 
 namespace {
@@ -60,7 +61,7 @@ void Launch::check_limits() const {
   if (kernel->max_threads && threads_per_block > kernel->max_threads)
     throw Fault("a block of " + std::to_string(threads_per_block) + " threads; the kernel allows " +
                 std::to_string(kernel->max_threads));
-  if (program->shared_bytes > 48 * 1024)
+  if (kernel->shared_bytes > 48 * 1024)
     throw Fault("shared memory out of bounds: more than 48 KiB of static shared memory");
   const int64_t limit = shared_limit(program->arch);
   if (static_shared + dynamic_shared > limit)
@@ -160,10 +161,10 @@ void Launch::work(int thread, std::atomic<int64_t>& next, Counters& own, std::at
 }
 
 void Launch::run() {
-  static_shared = align_up(program->shared_bytes, dynamic_shared || program->shared_bytes ? 16 : 1);
+  static_shared = align_up(kernel->shared_bytes, dynamic_shared || kernel->shared_bytes ? 16 : 1);
   // Bases differ by seed, so that no kernel relies on where shared memory starts. Copies need 1024-aligned tiles.
   shared_base = 1024 * (1 + static_cast<uint32_t>(seed % 4));
-  if (dynamic_shared) static_shared = align_up(program->shared_bytes, program->arch >= 90 ? 1024 : 16);
+  if (dynamic_shared) static_shared = align_up(kernel->shared_bytes, program->arch >= 90 ? 1024 : 16);
   check_limits();
   relocate();
   if (check_races) {

@@ -56,6 +56,8 @@ struct Split {
   int join = -1;
   std::shared_ptr<Frame> frame;
   uint32_t collecting = 0;  // lanes that wait in a collective at pc
+  uint32_t members = 0;     // of that collective
+  uint64_t poll_stamp = 0;  // Block::events at its last failed mbarrier poll
 };
 
 enum class Wait : uint8_t { none, barrier, done };
@@ -92,14 +94,17 @@ struct Warp {
   void start(const Function& kernel, uint32_t lanes);
   bool run(int budget);  // until it waits, is done or has spent the budget; whether it executed anything
   void jump(uint32_t taken, const Instruction& in);
-  void call(const Instruction& in);
+  void call(const Instruction& in, const Function& callee);
   void return_lanes();
   void exit_lanes(uint32_t lanes);
   bool collect(uint32_t members, const char* name);  // all members are here and mask is theirs; else this split waits
+  bool release_parked();                             // lanes that wait at a join go on alone; whether there are any
+  bool idle() const;  // has polled in vain since anything happened in the block, all of its lanes
   bool converged() const { return splits.size() == 1 && active == alive; }
   void yield() { budget_ = 0; }
 
   uint32_t exists = 0, alive = 0;
+  uint32_t carry = 0;  // the carry flag of each lane
   bool loose = false;  // lanes were let go from a join; they meet again at barriers
   std::vector<Split> splits;
   std::vector<Join> joins;
@@ -113,6 +118,7 @@ struct Warp {
   int barrier = -1;
   int polls = 0;  // failed mbarrier polls since anything happened in the block
   uint64_t poll_stamp = 0;
+  std::vector<uint32_t> polled;  // the mbarriers of these polls
   std::shared_ptr<AsyncState> async;
   int registers_per_thread = 0, registers_wanted = 0;  // wanted: by a setmaxnreg.inc that waits; else 0
   // By register offset / 64, from the first wgmma.fence of this frame on: see async_copy.h.
@@ -124,7 +130,6 @@ struct Warp {
  private:
   friend struct Block;
   void select(size_t split);
-  void release_parked();
   void look_for_loop();
   uint64_t state_hash() const;
   void check_registers(const Instruction& in);
@@ -152,6 +157,7 @@ struct Barrier {
 
 struct Flight {  // an asynchronous copy of an engine
   std::function<void()> land;
+  uint32_t barrier;  // the mbarrier that it completes bytes or an arrival of
 };
 
 struct Block {
@@ -168,7 +174,8 @@ struct Block {
   std::map<uint32_t, MBarrier> mbarriers;           // by shared address
   std::map<int, std::vector<uint64_t>> matrix_log;  // by warpgroup: what its wgmmas were, for warps to agree
   std::deque<Flight> flights;
-  uint64_t events = 1;  // grows when something happens that a waiting warp may wait for
+  uint64_t idle_stamp = 0, idle_instructions = 0;  // executed since `events` was idle_stamp
+  uint64_t events = 1;                             // grows when something happens that a waiting warp may wait for
   Progress* progress = nullptr;
   uint64_t watch = 0;     // not 0: warps look for loops that they cannot leave
   int register_pool = 0;  // that setmaxnreg.dec has given back
@@ -196,6 +203,7 @@ struct Block {
 
  private:
   int choose();
+  size_t needed_flight() const;
 };
 
 enum class Copies : uint8_t { early, late, random };
@@ -208,6 +216,7 @@ struct Counters {
   uint64_t global_read_bytes = 0, global_read_sectors = 0, global_read_ideal = 0;
   uint64_t global_write_bytes = 0, global_write_sectors = 0, global_write_ideal = 0;
   uint64_t matrix_flops = 0, barriers = 0;
+  std::string printed;
   uint64_t copied_bytes = 0;  // by bulk and tensor copies, out-of-range elements excluded
   void resize(int instructions);
   void add(const Counters& other);

@@ -1,6 +1,6 @@
 // Global memory: every array and variable has a window of its own, 2^40 bytes apart, so that no overrun hits another.
 //
-// A generic address says its space in the top byte: 0 global, 1 shared, 2 local, 3 kernel parameters.
+// A generic address says its space in the top byte: 0 global, 1 shared, 2 local, 3 kernel parameters, 4 functions.
 #pragma once
 
 #include <cstdint>

@@ -84,7 +84,7 @@ struct Relocation {  // a constant that holds an address in shared memory, known
 struct Function {
   std::string name;
   bool is_entry = false;
-  int64_t register_bytes = 64, param_bytes = 0, local_bytes = 0;
+  int64_t register_bytes = 64, param_bytes = 0, local_bytes = 0, shared_bytes = 0;
   int max_threads = 0, max_registers = 0, min_blocks = 0;  // .maxntid, .maxnreg, .minnctapersm; 0: not given
   std::vector<Variable> results, params;
   std::vector<Instruction> code;
@@ -110,11 +110,18 @@ struct Program {
   int arch = 80;
   std::vector<std::string> lines;
   std::map<int, std::string> files;
+  std::vector<CallSite> sites;
   std::vector<std::unique_ptr<GlobalVariable>> variables;
   std::vector<std::unique_ptr<Function>> functions;
-  int64_t shared_bytes = 0;
   int instructions = 0;
 
+  // Addresses of functions: a space of their own, 16 bytes apart.
+  static uint64_t address_of(size_t function) { return (uint64_t{4} << 56) + 16 * (function + 1); }
+  const Function* at(uint64_t address) const {
+    for (size_t i = 0; i < functions.size(); ++i)
+      if (address_of(i) == address) return functions[i].get();
+    return nullptr;
+  }
   const Function* find(const std::string& name) const {
     for (const auto& function : functions)
       if (function->name == name) return function.get();
@@ -127,6 +134,7 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax);
 // control_flow.cpp: sets Instruction::join and is_join of the branches of one function.
 void find_joins(Function& function);
 bool is_branch(const Instruction& instruction);
+bool is_indirect_call(const Instruction& instruction);
 bool is_exit(const Instruction& instruction);  // leaves the function: ret, exit, trap
 
 }  // namespace emulator

@@ -27,8 +27,8 @@ class SharedMemory {
   // Checked accesses of an actor's lane.
   uint8_t* read(int actor, uint32_t address, int bytes, int lane) {
     const uint32_t at = bounds(address, bytes, "read", lane);
-    check_lanes(actor, at, bytes, lane);
     check_read(actor, at, bytes, lane);
+    check_lanes(actor, at, bytes, lane);
     return data_.data() + at;
   }
   uint8_t* write(int actor, uint32_t address, int bytes, int lane) {

@@ -190,20 +190,24 @@ bool Warp::collect(uint32_t members, const char* name) {
   }
   if (need & ~alive)
     throw Fault(std::string(name) + ": collective with missing lanes: the mask names lanes that have exited");
+  auto waits_here = [&](const Split& split) {
+    return split.collecting && split.members == members && split.pc == pc && split.frame.get() == frame;
+  };
   uint32_t here = mask;
   for (const Split& split : splits)
-    if (split.collecting && split.pc == pc && split.frame.get() == frame) here |= split.collecting;
+    if (waits_here(split)) here |= split.collecting;
   if (need & ~here) {
     if (mask != active)
       throw Fault(std::string(name) + ": collective with missing lanes: the predicate excludes lanes of the mask");
     splits[current].collecting = mask;
+    splits[current].members = members;
     splits[current].pc = pc;
     pick();
     next = pc;
     return false;
   }
   for (Split& split : splits)
-    if (split.collecting && split.pc == pc && split.frame.get() == frame) {
+    if (waits_here(split)) {
       split.collecting = 0;
       split.pc = pc + 1;
     }

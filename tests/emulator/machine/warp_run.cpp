@@ -2,6 +2,8 @@
 #include "async_copy.h"
 #include "machine.h"
 
+#include <algorithm>
+
 namespace emulator {
 
 // Registers of wgmma: accumulators in flight may not be touched, its A registers not be written; what an ordinary
@@ -42,15 +44,25 @@ void Warp::check_registers(const Instruction& in) {
 
 // Lanes that loop may wait for what lanes that are parked at the end of the loop will do (a lock): those go ahead
 // alone.
-void Warp::release_parked() {
-  for (int join = splits[current].join; join >= 0; join = joins[join].parent) {
-    Join& one = joins[join];
-    if (!one.arrived || one.pc == kReturn) continue;
-    splits.push_back({one.pc, one.arrived, one.parent, one.frame, 0});
-    one.expected &= ~one.arrived;
-    one.arrived = 0;
-    loose = true;
-  }
+bool Warp::release_parked() {
+  bool any = false;
+  for (size_t i = 0, count = splits.size(); i < count; ++i)
+    for (int join = splits[i].join; join >= 0; join = joins[join].parent) {
+      Join& one = joins[join];
+      if (!one.arrived || one.pc == kReturn) continue;
+      splits.push_back({one.pc, one.arrived, one.parent, one.frame, 0});
+      one.expected &= ~one.arrived;
+      one.arrived = 0;
+      loose = any = true;
+    }
+  return any;
+}
+
+bool Warp::idle() const {
+  if (!polls || poll_stamp != block->events) return false;
+  return splits.size() == 1 || std::all_of(splits.begin(), splits.end(), [&](const Split& split) {
+           return split.collecting || split.poll_stamp == block->events;
+         });
 }
 
 bool Warp::run(int budget) {
@@ -87,6 +99,7 @@ bool Warp::run(int budget) {
     }
   }
   if (wait != Wait::done) store();
+  if (splits.size() > 1 && splits[current].poll_stamp == block->events) pick();  // others go before it polls again
   return executed != before;
 }
 

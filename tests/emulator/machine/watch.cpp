@@ -34,10 +34,11 @@ uint64_t Warp::state_hash() const {
   Hash hash;
   hash.add(static_cast<uint64_t>(next));
   hash.add(current);
+  hash.add(carry);
   const Frame* last = nullptr;
   for (const Split& split : splits) {
     for (uint64_t word : {static_cast<uint64_t>(split.pc), uint64_t{split.active}, static_cast<uint64_t>(split.join),
-                          uint64_t{split.collecting}})
+                          uint64_t{split.collecting}, uint64_t{split.members}})
       hash.add(word);
     if (split.frame.get() == last) continue;
     last = split.frame.get();

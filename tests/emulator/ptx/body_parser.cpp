@@ -6,6 +6,7 @@ namespace emulator {
 void Parser::body(FunctionSyntax& function) {
   std::vector<int> open = {0};
   place = {};
+  inlined.clear();
   while (!open.empty()) {
     const int scope = open.back();
     if (lexer.take('{')) {
@@ -33,24 +34,35 @@ void Parser::body(FunctionSyntax& function) {
   }
 }
 
+// A call site that was itself inlined had a .loc of its own before, which says where.
+int Parser::call_site(CallSite site) {
+  auto outer = inlined.find({site.place.file, site.place.line, site.column});
+  if (outer != inlined.end()) site.place.site = outer->second;
+  module.sites.push_back(site);
+  return static_cast<int>(module.sites.size()) - 1;
+}
+
 void Parser::body_directive(FunctionSyntax& function, int scope) {
-  const std::string word = lexer.dotted();
+  const std::string word = lexer.directive();
   if (word == ".loc") {
     place.file = static_cast<int>(lexer.number().value);
     place.line = static_cast<int>(lexer.number().value);
-    place.outer_file = place.outer_line = 0;
-    lexer.number();
+    place.site = -1;
+    const int column = static_cast<int>(lexer.number().value);
     while (lexer.take(',')) {  // function_name label, inlined_at file line column
       lexer.name();
       if (lexer.at_number()) {
-        place.outer_file = static_cast<int>(lexer.number().value);
-        place.outer_line = static_cast<int>(lexer.number().value);
-        lexer.number();
+        CallSite site;
+        site.place.file = static_cast<int>(lexer.number().value);
+        site.place.line = static_cast<int>(lexer.number().value);
+        site.column = static_cast<int>(lexer.number().value);
+        place.site = call_site(site);
       } else {
         lexer.name();
         if (lexer.take('+')) lexer.number();
       }
     }
+    if (place.site >= 0) inlined[{place.file, place.line, column}] = place.site;
     return;
   }
   if (word == ".pragma") {
@@ -62,9 +74,19 @@ void Parser::body_directive(FunctionSyntax& function, int scope) {
     do {
       function.scopes[scope].tables[last_label].push_back(lexer.name());
     } while (lexer.take(','));
+  } else if (word == ".callprototype") {  // (results) _ (parameters), which the label before it names
+    FunctionSyntax layout;
+    layout.scopes.emplace_back();
+    Prototype found;
+    if (lexer.peek() == '(') found.results = formals(layout);
+    lexer.name();
+    if (lexer.peek() == '(') found.params = formals(layout);
+    while (lexer.peek() == '.') lexer.directive();
+    found.bytes = layout.param_bytes;
+    function.scopes[scope].prototypes[last_label] = std::move(found);
   } else if (word == ".reg") {
     Type type = Type::none;
-    while (lexer.peek() == '.') type = type_named(std::string_view(lexer.dotted()).substr(1));
+    while (lexer.peek() == '.') type = type_named(std::string_view(lexer.directive()).substr(1));
     if (type == Type::none) lexer.fail("unknown register type");
     do {
       const std::string name = lexer.name();
@@ -81,7 +103,7 @@ void Parser::body_directive(FunctionSyntax& function, int scope) {
     do {
       Variable found = variable(space);
       if (space == Space::shared) {
-        place_shared(found);
+        place_shared(function.is_entry ? function.shared_bytes : module.shared_bytes, found);
       } else {
         int64_t& used = space == Space::local ? function.local_bytes : function.param_bytes;
         used = align_up(used, found.align);

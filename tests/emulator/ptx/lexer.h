@@ -40,7 +40,13 @@ class Lexer {
     }
     return cut(end);
   }
-  // A directive or an opcode with its suffixes.
+  // .name alone: what follows, as in .reg.b32, is the next one.
+  std::string directive() {
+    size_t end = position_ + 1;
+    while (end < text_.size() && is_name(text_[end])) ++end;
+    return cut(end);
+  }
+  // An opcode with its suffixes.
   std::string dotted() {
     size_t end = position_;
     while (end < text_.size() && (is_name(text_[end]) || text_[end] == '.' || text_[end] == ':')) {

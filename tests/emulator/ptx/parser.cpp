@@ -25,12 +25,12 @@ Variable Parser::variable(Space space) {
   found.space = space;
   int vector = 1;
   while (lexer.peek() == '.') {
-    const std::string word = lexer.dotted();
+    const std::string word = lexer.directive();
     if (word == ".align") {
       found.align = lexer.number().value;
     } else if (word == ".ptr") {  // a hint about a pointer parameter
       while (lexer.peek() == '.')
-        if (lexer.dotted() == ".align") lexer.number();
+        if (lexer.directive() == ".align") lexer.number();
     } else if (word == ".v2" || word == ".v4") {
       vector = word[2] - '0';
     } else if (word == ".attribute") {
@@ -82,7 +82,7 @@ std::vector<Variable> Parser::formals(FunctionSyntax& function) {
   std::vector<Variable> found;
   lexer.expect('(');
   while (!lexer.take(')')) {
-    const std::string space = lexer.dotted();
+    const std::string space = lexer.directive();
     if (space != ".param" && space != ".reg") lexer.fail("parameters are .param");
     Variable one = variable(Space::param);
     function.param_bytes = align_up(function.param_bytes, one.align);
@@ -103,7 +103,7 @@ void Parser::function(bool is_entry) {
   found.name = lexer.name();
   if (lexer.peek() == '(') found.params = formals(found);
   while (lexer.peek() == '.') {
-    const std::string word = lexer.dotted();
+    const std::string word = lexer.directive();
     const bool threads = word == ".maxntid" || word == ".reqntid";
     int product = 1;
     while (lexer.at_number()) {
@@ -132,15 +132,28 @@ void Parser::function(bool is_entry) {
   module.functions.push_back(std::move(found));
 }
 
-void Parser::place_shared(Variable& variable) {
+void Parser::place_shared(int64_t& used, Variable& variable) {
   if (variable.bytes == 0) return;  // extern: behind the static ones, at launch
-  module.shared_bytes = align_up(module.shared_bytes, variable.align);
-  variable.offset = module.shared_bytes;
-  module.shared_bytes += variable.bytes;
+  used = align_up(used, variable.align);
+  variable.offset = used;
+  used += variable.bytes;
+}
+
+// A kernel's own variables lie behind those of the module and of its other functions.
+void Parser::place_kernel_shared(FunctionSyntax& function) {
+  int64_t align = 1;
+  for (const Scope& scope : function.scopes)
+    for (const auto& [name, one] : scope.variables)
+      if (one.space == Space::shared) align = std::max(align, one.align);
+  const int64_t first = align_up(module.shared_bytes, align);
+  for (Scope& scope : function.scopes)
+    for (auto& [name, one] : scope.variables)
+      if (one.space == Space::shared && one.bytes) one.offset += first;
+  function.shared_bytes += function.shared_bytes ? first : module.shared_bytes;
 }
 
 void Parser::top_level() {
-  const std::string word = lexer.dotted();
+  const std::string word = lexer.directive();
   if (word == ".version") {
     lexer.number();
   } else if (word == ".target") {
@@ -160,7 +173,7 @@ void Parser::top_level() {
     // linkage: one module is a whole program
   } else if (word == ".entry" || word == ".func") {
     while (lexer.peek() == '.') {  // .noreturn, .attribute
-      lexer.dotted();
+      lexer.directive();
     }
     function(word == ".entry");
   } else if (word == ".pragma") {
@@ -169,7 +182,7 @@ void Parser::top_level() {
   } else if (const Space space = space_named(word); space != Space::generic) {
     do {
       Variable found = variable(space);
-      if (space == Space::shared) place_shared(found);
+      if (space == Space::shared) place_shared(module.shared_bytes, found);
       module.variables.push_back(std::move(found));
     } while (lexer.take(','));
     lexer.expect(';');
@@ -183,6 +196,8 @@ ModuleSyntax parse(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) parser.module.lines.push_back(line);
   while (!parser.lexer.at_end()) parser.top_level();
+  for (FunctionSyntax& function : parser.module.functions)
+    if (function.is_entry) parser.place_kernel_shared(function);
   return std::move(parser.module);
 }
 

@@ -1,6 +1,8 @@
 // The parser's state, shared by its two files.
 #pragma once
 
+#include <array>
+
 #include "lexer.h"
 
 namespace emulator {
@@ -13,7 +15,8 @@ struct Parser {
   std::vector<Variable> formals(FunctionSyntax& function);
   Variable variable(Space space);
   void initialiser(Variable& variable, int element);
-  void place_shared(Variable& variable);
+  static void place_shared(int64_t& used, Variable& variable);
+  void place_kernel_shared(FunctionSyntax& function);
 
   void body(FunctionSyntax& function);
   void body_directive(FunctionSyntax& function, int scope);
@@ -23,7 +26,10 @@ struct Parser {
 
   Lexer lexer;
   ModuleSyntax module;
-  Place place;  // of the last .loc
+  int call_site(CallSite site);
+
+  Place place;                                // of the last .loc
+  std::map<std::array<int, 3>, int> inlined;  // file, line, column of such a .loc: its call site
   std::string last_label;
 };
 

@@ -29,7 +29,12 @@ struct Expression {
 struct Place {
   int file = 0;  // of .file; 0: unknown
   int line = 0;
-  int outer_file = 0, outer_line = 0;  // where the function of this line was inlined
+  int site = -1;  // where the function of this line was inlined: index into ModuleSyntax::sites; -1: nowhere
+};
+
+struct CallSite {  // a place itself, in a function that may have been inlined too
+  Place place;
+  int column = 0;
 };
 
 struct Statement {
@@ -57,12 +62,18 @@ struct Variable {
   int64_t offset = 0;  // in its space, set by the parser for param, local, shared
 };
 
+struct Prototype {  // of an indirect call
+  std::vector<Variable> results, params;
+  int64_t bytes = 0;  // of all parameters
+};
+
 struct Scope {
   int parent = -1;
   std::map<std::string, Type> registers;
   std::map<std::string, Variable> variables;               // param, local, shared
   std::map<std::string, int> labels;                       // index of the statement that follows
   std::map<std::string, std::vector<std::string>> tables;  // .branchtargets
+  std::map<std::string, Prototype> prototypes;             // .callprototype
 };
 
 struct FunctionSyntax {
@@ -73,6 +84,7 @@ struct FunctionSyntax {
   std::vector<Scope> scopes;
   std::vector<Statement> statements;
   int64_t param_bytes = 0, local_bytes = 0;
+  int64_t shared_bytes = 0;               // of a kernel: all that it has statically
   int max_threads = 0;                    // of .maxntid or .reqntid; 0: not given
   int max_registers = 0, min_blocks = 0;  // of .maxnreg and .minnctapersm; 0: not given
 };
@@ -81,9 +93,10 @@ struct ModuleSyntax {
   std::string target;  // "sm_90a"
   std::vector<std::string> lines;
   std::map<int, std::string> files;
+  std::vector<CallSite> sites;
   std::vector<Variable> variables;  // global, const, shared
   std::vector<FunctionSyntax> functions;
-  int64_t shared_bytes = 0;  // static ones, laid out by the parser
+  int64_t shared_bytes = 0;  // static ones outside kernels
 };
 
 ModuleSyntax parse(const std::string& text);

@@ -55,6 +55,7 @@ constexpr TypeFacts kTypeFacts[kTypes] = {
 constexpr const TypeFacts& facts(Type type) { return kTypeFacts[static_cast<int>(type)]; }
 constexpr int bytes_of(Type type) { return facts(type).bytes; }
 constexpr bool is_signed(Type type) { return facts(type).family == 's'; }
+constexpr bool is_integer(Type type) { return is_signed(type) || facts(type).family == 'u'; }
 
 constexpr Type type_named(std::string_view name) {
   for (int i = 1; i < kTypes; ++i)
