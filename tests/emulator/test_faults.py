@@ -100,7 +100,7 @@ def test_local_out_of_bounds():
 def test_misaligned_global():
     check(
         HEAD
-        + "  *(int2*)(out + (threadIdx.x & 30) + FAULT * (threadIdx.x == 3)) = make_int2(1, in[0]);  // FAULT HERE\n}",
+        + "  *(int2*)(out + (threadIdx.x & 62) + FAULT * (threadIdx.x == 3)) = make_int2(1, in[0]);  // FAULT HERE\n}",
         ["misaligned", "lanes 3"],
     )
 
@@ -223,9 +223,9 @@ def test_trap_and_assertion():
     check(HEAD + "  if (FAULT && in[threadIdx.x] == 40) __trap();  // FAULT HERE\n}", ["trap", "warp 1, lanes 8"])
 
 
-def test_spinning_forever_is_a_deadlock():
+def test_limit():  # a loop that counts never comes back to a state that it had
     check(
-        HEAD + "  if (FAULT) while (((volatile int*)in)[0] == 0) {}\n  out[threadIdx.x] = in[threadIdx.x];\n}",
-        ["deadlock"],
+        HEAD + "  int n = 0;\n  if (FAULT) while (((volatile int*)in)[0] == 0) ++n;\n  out[threadIdx.x] = n;\n}",
+        ["deadlock", "still running after 100000"],
         limit=100000,
     )

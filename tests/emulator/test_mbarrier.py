@@ -1,4 +1,4 @@
-"""mbarriers and setmaxnreg: planted faults."""
+"""mbarriers: planted faults, and lanes of one warp that wait for each other."""
 
 # ruff: noqa: E501 CUDA and PTX texts
 
@@ -59,39 +59,6 @@ def test_swapped_parity():
     )
     # Unwritten when the other warp has not come so far, otherwise a data race.
     check(source, ["shared"], arch="sm_90a", seeds=(0, 1, 2, 3, 4))
-
-
-def test_parity_lag():
-    check(
-        PRELUDE
-        + HEAD
-        + """__shared__ uint64_t b;
-  if (threadIdx.x == 0) init(&b, 32);
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    for (int i = 0; i < 1 + 3 * FAULT; ++i) { arrive(&b); wait(&b, i & 1); }
-  }
-  __syncthreads();
-  if (threadIdx.x >= 32) wait(&b, 0);
-  out[threadIdx.x] = in[threadIdx.x];
-}""",
-        ["mbarrier", "parity lag"],
-        arch="sm_90a",
-    )
-
-
-def test_setmaxnreg_beyond_the_pool():
-    check(
-        """extern "C" __global__ __launch_bounds__(384) void kernel(const int* in, int* out) {
-  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-  else if (FAULT) asm volatile("setmaxnreg.dec.sync.aligned.u32 160;");
-  else asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-  if (threadIdx.x < 64) out[threadIdx.x] = in[threadIdx.x];
-}""",
-        ["deadlock"],
-        arch="sm_90a",
-        block=384,
-    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -78,7 +78,7 @@ def test_wgmma(copies, seed, transposed):
         (1, "wgmma.fence"),
         (2, "accumulator"),
         (3, "data race|cp.async|unwritten"),
-        (4, "data race|cp.async|unwritten|deadlock"),
+        (4, "data race|cp.async|unwritten|deadlock|parity lag"),
     ],
 )
 def test_wgmma_faults(copies, seed, fault, words):

@@ -15,11 +15,11 @@ uint8_t* local_memory(Warp& w, uint64_t address, int bytes, Access access, int l
                 1u << lane);
   const size_t at = lane * w.local_bytes + address;
   for (int i = 0; i < bytes; ++i) {
-    if (access == Access::read && !w.local_state[at + i])
+    if (reads_only(access) && !w.local_state[at + i])
       throw Fault("unwritten: read of local memory that this thread did not write, at local byte " +
                       std::to_string(address + i),
                   1u << lane);
-    if (access != Access::read) w.local_state[at + i] = 1;
+    if (!reads_only(access)) w.local_state[at + i] = 1;
   }
   return w.local.data() + at;
 }
@@ -35,6 +35,34 @@ uint8_t* param_memory(Frame& frame, uint64_t address, int bytes, int lane) {
 
 }  // namespace
 
+uint8_t* global_memory(Block& block, int actor, uint64_t address, int bytes, Access access, int lane) {
+  uint8_t* at = block.launch->memory.at(address, bytes, !reads_only(access), lane);
+  if (!block.shared.checks_races()) return at;
+  GlobalShadow& shadow = block.launch->shadow;
+  switch (access) {
+    case Access::read:
+      shadow.read(block, actor, lane, address, bytes, false);
+      break;
+    case Access::write:
+      shadow.write(block, actor, lane, address, bytes, false);
+      break;
+    case Access::strong_read:
+      block.order.acquire(actor, address, bytes);
+      block.clocks.meet(actor, 1u << lane);
+      shadow.read(block, actor, lane, address, bytes, true);
+      break;
+    case Access::strong_write:  // what it publishes must be there before the value is
+      shadow.write(block, actor, lane, address, bytes, true);
+      block.order.release(actor, address, bytes, false);
+      break;
+    case Access::atomic:  // what it publishes depends on whether it writes: atomic.cpp
+      block.order.acquire(actor, address, bytes);
+      block.clocks.meet(actor, 1u << lane);
+      shadow.write(block, actor, lane, address, bytes, true);
+  }
+  return at;
+}
+
 void count_runs(Counters& counters, Run* runs, size_t count, Access access) {
   auto before = [](const Run& x, const Run& y) { return x.address < y.address; };
   if (!std::is_sorted(runs, runs + count, before)) std::sort(runs, runs + count, before);
@@ -48,7 +76,7 @@ void count_runs(Counters& counters, Run* runs, size_t count, Access access) {
     if (last > end) distinct += last - std::max(first, end);
     end = std::max(end, last);
   }
-  const bool reads = access == Access::read;
+  const bool reads = reads_only(access);
   (reads ? counters.global_read_bytes : counters.global_write_bytes) += bytes;
   (reads ? counters.global_read_sectors : counters.global_write_sectors) += used;
   (reads ? counters.global_read_ideal : counters.global_write_ideal) += (distinct + 31) / 32;
@@ -75,9 +103,19 @@ uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access
       Memory::check_alignment("shared", offset, bytes, lane);
       if (traffic) traffic->add_shared(offset, bytes, lane);
       SharedMemory& shared = w.block->shared;
-      return access == Access::read    ? shared.read(w.index, offset, bytes, lane)
-             : access == Access::write ? shared.write(w.index, offset, bytes, lane)
-                                       : shared.atomic(w.index, offset, bytes, lane);
+      switch (access) {
+        case Access::read:
+          return shared.read(w.index, offset, bytes, lane);
+        case Access::write:
+          return shared.write(w.index, offset, bytes, lane);
+        case Access::strong_read:
+          return shared.strong_read(w.index, offset, bytes, lane);
+        case Access::strong_write:
+          return shared.strong_write(w.index, offset, bytes, lane);
+        case Access::atomic:
+          return shared.atomic(w.index, offset, bytes, lane);
+      }
+      return nullptr;
     }
     case Space::local:
       return local_memory(w, address & (kLocalWindow - 1), bytes, access, lane);
@@ -86,7 +124,7 @@ uint8_t* access_memory(Warp& w, Space space, uint64_t address, int bytes, Access
     default:
       Memory::check_alignment("global", address, bytes, lane);
       if (traffic) traffic->add_global(address, bytes);
-      return w.block->launch->memory.at(address, bytes, access != Access::read, lane);
+      return global_memory(*w.block, w.index, address, bytes, access, lane);
   }
 }
 
@@ -103,7 +141,14 @@ int bank_transactions(const uint32_t* address, int count, int bytes) {
   return most;
 }
 
+void StoreCheck::conflict(int first, int second) {
+  throw Fault("data race: lanes " + std::to_string(first) + " and " + std::to_string(second) +
+                  " of a warp store different values to the same address in one instruction",
+              1u << first | 1u << second);
+}
+
 void Traffic::finish(Warp& w, const Instruction& in, Access access) {
+  if ((access == Access::write || access == Access::strong_write) && (globals || shareds)) w.block->changed();
   Counters& counters = *w.block->counters;
   if (globals) count_runs(counters, global, globals, access);
   if (!shareds) return;

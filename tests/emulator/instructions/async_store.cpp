@@ -24,6 +24,7 @@ Target target_of(Warp& w, const Instruction& in, int bytes, int lane) {
 }
 
 void launch(Block& block, const std::function<void()>& land, uint32_t barrier) {
+  block.changed();
   const Copies when = block.launch->copies;
   if (when == Copies::early || (when == Copies::random && block.random() % 4 == 0))
     land();
@@ -48,7 +49,7 @@ void run_store(Warp& w, const Instruction& in) {
       const int actor = block.copy_actor();
       block.shared.land(actor, target.at, bytes, data.data());
       complete_transactions(block, target.barrier, bytes);
-      block.shared.tick(actor);
+      block.clocks.tick(actor);
     };
     launch(block, land, target.barrier);
   });
@@ -63,7 +64,7 @@ void run_reduce(Warp& w, const Instruction& in) {
   each_lane(w.mask, [&](int lane) {
     const Target target = target_of(w, in, bytes, lane);
     const uint64_t value = w.lane_value(in.b, lane);
-    const Clock issued = block.shared.clock(w.index);
+    const Clock issued = block.clocks[w.index];
     block.shared.atomic(w.index, target.at, bytes, lane);
     auto land = [&block, target, value, issued, operation, apply, bytes] {
       apply(operation, block.shared.raw(target.at), reinterpret_cast<const uint8_t*>(&value), nullptr);

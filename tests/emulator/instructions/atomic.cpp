@@ -7,7 +7,7 @@
 namespace emulator {
 
 Space take_space(Decoder& s);
-bool take_order_and_hints(Decoder& s);
+Order take_order_and_hints(Decoder& s);
 
 namespace {
 
@@ -17,20 +17,28 @@ void run(Warp& w, const Instruction& in) {
   const size_t count = in.list_b.size();
   const int bytes = element * static_cast<int>(count);
   Launch& launch = *w.block->launch;
-  std::unique_lock<std::mutex> lock(launch.atomics, std::defer_lock);
-  if (launch.threads > 1) lock.lock();
+  const auto lock = launch.strong_access();
+  const auto order = static_cast<Order>(in.value[3]);
+  if (releases(order)) w.block->order.fence(w.index, true);
   Traffic traffic;
   each_lane(w.mask, [&](int lane) {
-    uint8_t* at = access_memory(w, in.space, lane_address(w, in.a, lane), bytes, Access::atomic, lane, &traffic);
+    const uint64_t address = lane_address(w, in.a, lane);
+    uint8_t* at = access_memory(w, in.space, address, bytes, Access::atomic, lane, &traffic);
+    bool changed = false;
     for (size_t k = 0; k < count; ++k, at += element) {
       uint8_t old[16];
       std::memcpy(old, at, element);
       const Operand& b = in.list_b[k];
       const uint8_t* c = in.c.present ? w.in<uint8_t>(in.c) + lane * in.c.bytes : nullptr;
       apply(operation, at, w.in<uint8_t>(b) + lane * b.bytes, c);
+      changed |= std::memcmp(at, old, element) != 0;
       if (!in.list.empty() && in.list[k].present)
         std::memcpy(w.out<uint8_t>(in.list[k]) + lane * element, old, element);
     }
+    if (changed) w.block->changed();
+    // Nobody can tell that it wrote what was there, so that publishes nothing: a failed cas.
+    if (changed && launch.check_races && address >> kSpaceShift == 0 && in.space != Space::shared)
+      w.block->order.release(w.index, address, bytes, !releases(order) && in.list.empty());
   });
   if (launch.schedule != Schedule::in_order && w.block->random() % 8 == 0) w.yield();
   traffic.finish(w, in, Access::atomic);
@@ -38,7 +46,7 @@ void run(Warp& w, const Instruction& in) {
 
 void atomic(Decoder& s) {
   const bool returns = s.opcode() == "atom";
-  take_order_and_hints(s);
+  s.in.value[3] = static_cast<int64_t>(take_order_and_hints(s));
   if (!returns && s.take("async")) return async_reduce(s);
   s.take("noftz");
   const bool policy = s.take("L2::cache_hint");

@@ -22,7 +22,10 @@ void run_load(Warp& w, const Instruction& in) {
     find_mbarrier(block, barrier);
     const Copy copy = copy_of_lane(w, in, lane);
     for (const Piece& piece : copy.pieces) {
-      if (!piece.outside) block.launch->memory.at(piece.global, piece.bytes, false, lane);
+      if (!piece.outside) {
+        block.launch->memory.at(piece.global, piece.bytes, false, lane);
+        if (block.launch->check_races) block.launch->shadow.async_read(block, w.index, lane, piece.global, piece.bytes);
+      }
       block.shared.begin_copy(w.index, piece.shared, piece.bytes, Pending::bulk, lane);
       block.shared.poison(piece.shared, piece.bytes);
     }
@@ -36,7 +39,7 @@ void run_load(Warp& w, const Instruction& in) {
         block.shared.land(actor, piece.shared, piece.bytes, bytes);
       }
       complete_transactions(block, barrier, bytes_of_pieces(copy.pieces));
-      block.shared.tick(actor);
+      block.clocks.tick(actor);
     };
     const Copies when = block.launch->copies;
     if (when == Copies::early || (when == Copies::random && block.random() % 4 == 0))

@@ -40,6 +40,8 @@ void run_store(Warp& w, const Instruction& in) {
     for (const Piece& piece : *pieces) {
       block.shared.async_read(w.index, piece.shared, piece.bytes);
       block.launch->memory.at(piece.global, piece.bytes, true, lane);
+      if (block.launch->check_races)
+        block.launch->shadow.begin_async_write(block, w.index, lane, piece.global, piece.bytes, operation >= 0);
     }
     count_pieces(w, *pieces, Access::write);
     auto held = std::make_shared<std::vector<uint8_t>>();
@@ -57,8 +59,7 @@ void run_store(Warp& w, const Instruction& in) {
     };
     auto write = [&block, pieces, held, operation, element, lane] {
       Launch& launch = *block.launch;
-      std::unique_lock<std::mutex> lock(launch.atomics, std::defer_lock);
-      if (launch.threads > 1 && operation >= 0) lock.lock();
+      const auto lock = operation >= 0 ? launch.strong_access() : std::unique_lock<std::mutex>();
       const uint8_t* from = held->data();
       for (const Piece& piece : *pieces) {
         uint8_t* to = launch.memory.at(piece.global, piece.bytes, true, lane);
@@ -70,6 +71,13 @@ void run_store(Warp& w, const Instruction& in) {
         from += piece.bytes;
       }
     };
+    block.changed();
+    auto end = [&block, pieces, actor, lane, operation] {  // what wait_group promises
+      block.changed();
+      if (!block.launch->check_races) return;
+      for (const Piece& piece : *pieces)
+        block.launch->shadow.end_async_write(block, actor, lane, piece.global, piece.bytes, operation >= 0);
+    };
     const Copies when = block.launch->copies;
     BulkGroup& group = w.async->bulk_open[lane];
     if (when == Copies::early || (when == Copies::random && block.random() % 2)) {
@@ -77,11 +85,13 @@ void run_store(Warp& w, const Instruction& in) {
       if (when == Copies::early || block.random() % 2) {
         write();
         group.reads.push_back(finish);
+        group.writes.push_back(end);
         return;
       }
     }
     group.reads.push_back(finish);
     group.writes.push_back(write);
+    group.writes.push_back(end);
   });
 }
 

@@ -24,6 +24,8 @@ void complete(Block& block, int actor, CpAsync& copy, int lane) {
   if (copy.done) return;
   move_bytes(block, copy, lane);
   copy.done = true;
+  block.changed();
+  if (copy.read) global_memory(block, actor, copy.from, copy.read, Access::read, lane);  // it may have read only now
   block.shared.land(actor, copy.to, copy.bytes, nullptr);
 }
 
@@ -46,10 +48,11 @@ void run_copy(Warp& w, const Instruction& in) {
     Memory::check_alignment("shared", copy->to, bytes, lane);
     Memory::check_alignment("global", copy->from, bytes, lane);
     if (copy->read) {
-      block.launch->memory.at(copy->from, copy->read, false, lane);
+      global_memory(block, w.index, copy->from, copy->read, Access::read, lane);
       traffic.add_global(copy->from, copy->read);
     }
     traffic.add_shared(copy->to, bytes, lane);
+    block.changed();
     block.shared.begin_copy(w.index, copy->to, bytes, Pending::cp_async, lane);
     const Copies when = block.launch->copies;
     if (when == Copies::early || (when == Copies::random && block.random() % 2))

@@ -16,22 +16,17 @@ void run_registers(Warp& w, const Instruction& in) {
                 " from " + std::to_string(have));
   const int change = 32 * (wanted - have);
   if (change > block.register_pool) {
+    w.registers_wanted = wanted;
     w.polls = w.poll_stamp == block.events ? w.polls + 1 : 1;
     w.poll_stamp = block.events;
     w.next = w.pc;
     w.yield();
-    int spare = block.register_pool;
-    for (const auto& other : block.warps)
-      spare += other.get() == &w ? 0 : 32 * std::max(0, other->registers_per_thread - 24);
-    if (change > spare)
-      throw Fault("setmaxnreg: register pool out of bounds, " + std::to_string(wanted) +
-                  " per thread can never be served");
     return;
   }
-  w.polls = 0;
+  w.polls = w.registers_wanted = 0;
   block.register_pool -= change;
   w.registers_per_thread = wanted;
-  if (change < 0) ++block.events;
+  if (change < 0) block.happened();
 }
 
 }  // namespace

@@ -44,12 +44,14 @@ void run(Warp& w, const Instruction& in) {
   need_all_lanes(w, kLoad ? "ldmatrix" : "stmatrix");
   Tile tiles[4];
   Traffic traffic;
+  StoreCheck check;
   const int count = static_cast<int>(in.list.size());
   if (!kLoad)
     for (int i = 0; i < count; ++i) tiles[i] = collect(w, in.list[i], in.value[0]);
   for (int lane = 0; lane < 8 * count; ++lane) {
     const Access access = kLoad ? Access::read : Access::write;
     uint8_t* row = access_memory(w, in.space, lane_address(w, in.a, lane), 16, access, lane, &traffic);
+    if (!kLoad) check.add(row, lane, reinterpret_cast<const uint8_t*>(tiles[lane / 8].at[lane % 8]), 16);
     kLoad ? std::memcpy(tiles[lane / 8].at[lane % 8], row, 16) : std::memcpy(row, tiles[lane / 8].at[lane % 8], 16);
   }
   if (kLoad)

@@ -25,9 +25,10 @@ void check_mbarrier(Block& block, uint32_t, MBarrier& barrier) {
   if (barrier.pending || barrier.transactions) return;
   ++barrier.phase;
   barrier.pending = barrier.expected;
+  barrier.done_before = std::move(barrier.done);
   barrier.done = std::move(barrier.arriving);
   barrier.arriving = {};
-  ++block.events;
+  block.happened();
 }
 
 void expect_transactions(MBarrier& barrier, int64_t bytes) {
@@ -40,15 +41,17 @@ void arrive_mbarrier(Block& block, MBarrier& barrier, int actor, int64_t count) 
   if (count < 1 || count > barrier.pending)
     throw Fault("mbarrier: overflow, " + std::to_string(count) + " arrivals where " + std::to_string(barrier.pending) +
                 " are pending");
-  join(barrier.arriving, block.shared.clock(actor));
-  block.shared.tick(actor);
+  join(barrier.arriving, block.clocks[actor]);
+  block.clocks.tick(actor);
   barrier.pending -= count;
+  block.changed();
 }
 
 void complete_transactions(Block& block, uint32_t address, int64_t bytes) {
   MBarrier& barrier = find_mbarrier(block, address);
-  join(barrier.arriving, block.shared.clock(block.copy_actor()));
+  join(barrier.arriving, block.clocks[block.copy_actor()]);
   expect_transactions(barrier, -bytes);
+  block.changed();
   check_mbarrier(block, address, barrier);
 }
 
@@ -74,6 +77,7 @@ void run_init(Warp& w, const Instruction& in) {
     MBarrier made;
     made.pending = made.expected = count;
     w.block->mbarriers[address] = made;
+    w.block->changed();
   });
 }
 
@@ -83,6 +87,7 @@ void run_invalidate(Warp& w, const Instruction& in) {
     find_mbarrier(*w.block, address);
     w.block->shared.write(w.index, address, 8, lane);
     w.block->mbarriers.erase(address);
+    w.block->changed();
   });
 }
 
@@ -113,29 +118,32 @@ void run_transactions(Warp& w, const Instruction& in) {
     MBarrier& barrier = barrier_of(w, address, lane);
     const auto bytes = static_cast<int64_t>(w.lane_value(in.b, lane));
     expect_transactions(barrier, in.value[0] ? -bytes : bytes);
+    w.block->changed();
     check_mbarrier(*w.block, address, barrier);
   });
 }
 
-// Whether the phase of this parity is over. A warp that comes two phases late would read the wrong answer.
-bool parity_done(Warp& w, MBarrier& barrier, int64_t parity) {
-  auto last = barrier.waited.find(w.index);
+// Whether the phase of this parity is over. Only the current phase and the one before may be asked for. Which one a
+// warp means follows from what it has heard of: of phases up to h. A lawful program means h or h + 1, whichever has the
+// parity; further ahead it could not know whether the phase that it means is the next one of that parity. So it lags if
+// two phases have ended of which it has not heard, or one, when its parity says that it does not ask for that one.
+bool parity_done(Warp& w, const MBarrier& barrier, int64_t parity) {
   const bool over = (barrier.phase & 1) != parity;
-  if (last != barrier.waited.end()) {
-    const int64_t meant = (last->second & 1) == parity
-                              ? (barrier.phase == last->second + 1 ? last->second : last->second + 2)
-                              : last->second + 1;
-    if (barrier.phase >= meant + 2)
-      throw Fault("mbarrier: parity lag, the warp waits for phase " + std::to_string(meant) + " when phase " +
-                  std::to_string(barrier.phase) + " has begun");
-    if (over) last->second = meant;
-  } else if (over) {
-    barrier.waited[w.index] = barrier.phase - 1;
-  } else if (parity == 0 && barrier.phase >= 2) {
-    throw Fault("mbarrier: parity lag, the warp waits for phase 0 when phase " + std::to_string(barrier.phase) +
-                " has begun");
-  }
+  if (!w.block->shared.checks_races()) return over;  // atomics did not spread what their warps have heard of
+  const Clock& clock = w.block->clocks[w.index];
+  if (!covers(clock, barrier.done) && (!over || !covers(clock, barrier.done_before)))
+    throw Fault("mbarrier: parity lag, the warp asks for parity " + std::to_string(parity) + " when phase " +
+                std::to_string(barrier.phase) + " has begun, and does not know that phase " +
+                std::to_string(barrier.phase - 1) + " is over");
   return over;
+}
+
+// The same for the state that an arrival returned.
+bool state_done(const MBarrier& barrier, int64_t phase) {
+  if (barrier.phase > phase + 1)
+    throw Fault("mbarrier: lag, the state is of phase " + std::to_string(phase) + ", but phase " +
+                std::to_string(barrier.phase) + " has begun");
+  return barrier.phase != phase;
 }
 
 void run_test(Warp& w, const Instruction& in) {
@@ -147,13 +155,14 @@ void run_test(Warp& w, const Instruction& in) {
     MBarrier& barrier = barrier_of(w, address, lane);
     const auto operand = static_cast<int64_t>(w.lane_value(in.b, lane));
     if (in.value[0] && operand > 1) throw Fault("mbarrier: parity is 0 or 1", 1u << lane);
-    const bool over = in.value[0] ? parity_done(w, barrier, operand) : barrier.phase != operand >> kPendingBits;
+    const bool over = in.value[0] ? parity_done(w, barrier, operand) : state_done(barrier, operand >> kPendingBits);
     if (!over) {
       if (std::find(w.polled.begin(), w.polled.end(), address) == w.polled.end()) w.polled.push_back(address);
       return;
     }
     result |= 1u << lane;
-    join(block.shared.clock(w.index), barrier.done);
+    join(block.clocks[w.index], barrier.done);
+    block.clocks.meet(w.index, 1u << lane);
   });
   w.set_predicate(in.d, result);
   if (result == w.mask) {

@@ -14,18 +14,22 @@ Space take_space(Decoder& s) {
   return Space::generic;
 }
 
-// Memory order, scope and cache hints. On this machine every access is performed at once, so they change nothing.
-// Whether the access is more than a weak one.
-bool take_order_and_hints(Decoder& s) {
+// Memory order, scope and cache hints. On this machine every access is performed at once, so only the race detector
+// asks for the order.
+Order take_order_and_hints(Decoder& s) {
   s.take("weak");
-  const bool strong = !s.take_one({"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "sc"}).empty();
+  const std::string word = s.take_one({"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "sc"});
   s.take_one({"cta", "cluster", "gpu", "sys"});
   s.take_one({"ca", "cg", "cs", "lu", "cv", "wb", "wt"});
   s.take("nc");
   while (s.take_starting("L1::evict_") || s.take_starting("L1::no_allocate") || s.take_starting("L2::64B") ||
          s.take_starting("L2::128B") || s.take_starting("L2::256B") || s.take_starting("L2::evict_")) {
   }
-  return strong;
+  return word.empty()                        ? Order::weak
+         : word == "acquire"                 ? Order::acquire
+         : word == "release"                 ? Order::release
+         : word == "acq_rel" || word == "sc" ? Order::acq_rel
+                                             : Order::relaxed;
 }
 
 namespace {
@@ -33,9 +37,12 @@ namespace {
 void run_load(Warp& w, const Instruction& in) {
   const int element = static_cast<int>(in.value[0]), bytes = element * static_cast<int>(in.list.size());
   const bool sign = in.value[1];
+  const bool strong = in.value[2] != static_cast<int64_t>(Order::weak);
+  const auto lock = strong ? w.block->launch->strong_access() : std::unique_lock<std::mutex>();
   Traffic traffic;
   each_lane(w.mask, [&](int lane) {
-    const uint8_t* from = access_memory(w, in.space, lane_address(w, in.a, lane), bytes, Access::read, lane, &traffic);
+    const uint8_t* from = access_memory(w, in.space, lane_address(w, in.a, lane), bytes,
+                                        strong ? Access::strong_read : Access::read, lane, &traffic);
     for (const Operand& d : in.list) {
       if (d.present) {
         uint8_t* to = w.out<uint8_t>(d) + lane * d.bytes;
@@ -56,19 +63,26 @@ void run_load(Warp& w, const Instruction& in) {
 
 void run_store(Warp& w, const Instruction& in) {
   const int element = static_cast<int>(in.value[0]), bytes = element * static_cast<int>(in.list.size());
+  const auto order = static_cast<Order>(in.value[2]);
+  const bool strong = order != Order::weak;
+  const auto lock = strong ? w.block->launch->strong_access() : std::unique_lock<std::mutex>();
+  if (releases(order)) w.block->order.fence(w.index, true);
   Traffic traffic;
+  StoreCheck check;
   each_lane(w.mask, [&](int lane) {
-    uint8_t* to = access_memory(w, in.space, lane_address(w, in.a, lane), bytes, Access::write, lane, &traffic);
-    for (const Operand& b : in.list) {
-      std::memcpy(to, w.in<uint8_t>(b) + lane * b.bytes, element);
-      to += element;
-    }
+    uint8_t* to = access_memory(w, in.space, lane_address(w, in.a, lane), bytes,
+                                strong ? Access::strong_write : Access::write, lane, &traffic);
+    uint8_t value[32];
+    for (size_t i = 0; i < in.list.size(); ++i)
+      std::memcpy(value + i * element, w.in<uint8_t>(in.list[i]) + lane * in.list[i].bytes, element);
+    if (!strong) check.add(to, lane, value, bytes);
+    std::memcpy(to, value, bytes);
   });
   traffic.finish(w, in, Access::write);
 }
 
 void load_store(Decoder& s) {
-  s.in.value[2] = take_order_and_hints(s);
+  s.in.value[2] = static_cast<int64_t>(take_order_and_hints(s));
   if (s.opcode() == "st" && s.take("async")) return async_store(s);
   const bool policy = s.take("L2::cache_hint");
   s.in.space = take_space(s);
@@ -99,23 +113,37 @@ void prefetch(Decoder& s) {
   s.in.execute = nothing;
 }
 
-// fence.proxy.async makes generic writes visible to the async proxy; the other fences order what is in order here.
+// value: [0] beyond the block
+void run_fence(Warp& w, const Instruction& in) { w.block->order.fence(w.index, in.value[0]); }
+
+// fence.proxy.async makes generic writes visible to the async proxy. value: [0] of shared, [1] of global memory
+void run_proxy_fence(Warp& w, const Instruction& in) {
+  if (in.value[0]) w.block->shared.fence_proxy(w.index);
+  if (in.value[1]) w.block->order.fence_proxy(w.index);
+}
+
+// membar.cta .gl .sys; fence.order.scope; fence.proxy.kind
 void fence(Decoder& s) {
-  bool proxy = s.take("proxy");
-  const bool async = s.take("async") || s.take("async::generic");
-  bool shared = true;
-  if (s.take("global") || s.take("async.global")) shared = false;
-  s.take_one({"shared::cta", "shared::cluster", "shared"});
-  while (!s.take_one({"sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "mbarrier_init",
-                      "alias", "tensormap::generic", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"})
+  const bool proxy = s.take("proxy"), async = s.take("async") || s.take("async::generic");
+  const bool global = s.take("global") || s.take("async.global"),
+             shared = !s.take_one({"shared::cta", "shared::cluster", "shared"}).empty();
+  const std::string scope = s.take_one({"cta", "cluster", "gpu", "sys", "gl"});
+  while (!s.take_one({"sc", "acq_rel", "acquire", "release", "mbarrier_init", "alias", "tensormap::generic",
+                      "sync_restrict::shared::cta", "sync_restrict::shared::cluster"})
               .empty()) {
   }
   if (s.count()) {  // tensor map proxy: [address], size
     s.address(0);
     s.immediate(1);
   }
-  proxy &= async && shared;
-  s.in.execute = proxy ? [](Warp& w, const Instruction&) { w.block->shared.fence_proxy(w.index); } : nothing;
+  if (!proxy) {
+    s.in.value[0] = scope != "cta" && scope != "cluster";
+    s.in.execute = run_fence;
+    return;
+  }
+  s.in.value[0] = async && !global;
+  s.in.value[1] = async && !shared;
+  s.in.execute = run_proxy_fence;
 }
 
 void createpolicy(Decoder& s) {  // a cache policy means nothing here

@@ -150,7 +150,10 @@ void mapa(Decoder& s) {  // the same address in a block of the cluster, which ha
 }  // namespace
 
 void move_instructions(Table& table) {
-  table.add({"mov"}, "", Class::move, mov);
+  table.add({"mov"}, "", Class::move, [](Decoder& s) {
+    s.in.is_copy = true;
+    mov(s);
+  });
   table.add({"cvta"}, "", Class::move, cvta);
   table.add({"isspacep"}, "", Class::move, isspacep);
   table.add({"mapa"}, "", Class::move, mapa);

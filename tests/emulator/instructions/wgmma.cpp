@@ -2,10 +2,11 @@
 //
 // A is in shared memory or in registers, B in shared memory, given by descriptors. Operands are read at issue (early),
 // at the wait (late), or either (random); accumulators belong to the instruction until the wait.
-#include "access.h"
+#include <algorithm>
+#include <cstring>
+
 #include "families.h"
-#include "rounding.h"
-#include "tensor_map.h"
+#include "wgmma.h"
 
 #include "../machine/async_copy.h"
 
@@ -13,133 +14,46 @@ namespace emulator {
 
 namespace {
 
-// A descriptor, and the address of element (mn, k) of 16 bits that it describes. In units of 16 bytes = 8 elements:
-//   K-major, no swizzle:  (mn%8) + SBO (mn/8) + LBO (k/8)                 rows of 16 bytes
-//   K-major, swizzled:    rows of the swizzle's width, SBO (mn/8), k along the row
-//   MN-major, no swizzle: (k%8) + LBO (k/8) + SBO (mn/8)
-//   MN-major, swizzled:   rows (k%8) of the swizzle's width along mn, SBO (k/8), LBO from one width to the next
-struct Descriptor {
-  uint32_t start, lead, stride;
-  int swizzle;  // mode as in tensor maps: 0 none, 1, 2, 3: 32, 64, 128 bytes
-
-  explicit Descriptor(uint64_t bits)
-      : start((bits & 0x3fff) << 4), lead((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
-    constexpr int modes[] = {0, 3, 2, 1};
-    swizzle = modes[bits >> 62];
-    if (bits >> 49 & 7) throw Fault("wgmma: descriptors with a base offset are not modelled");
-  }
-  uint32_t address(int mn, int k, bool mn_major) const {
-    uint32_t at;
-    if (!swizzle) {
-      at = mn_major ? (mn % 8) * 2 + (k % 8) * 16 + (k / 8) * lead + (mn / 8) * stride
-                    : (k % 8) * 2 + (mn % 8) * 16 + (mn / 8) * stride + (k / 8) * lead;
-    } else {
-      const uint32_t width = 16u << swizzle, elements = width / 2;
-      at = mn_major ? (mn % elements) * 2 + (mn / elements) * lead + (k % 8) * width + (k / 8) * stride
-                    : k * 2 + (mn % 8) * width + (mn / 8) * stride;
-    }
-    return swizzle_address(start + at, swizzle);
-  }
-};
-
-struct Matrix {  // what an instruction needs when it is carried out
-  Block* block;
-  Warp* warp;
-  uint8_t* registers;
-  const Instruction* in;
-  uint64_t a, b;
-  bool accumulate;
-};
-
-// value: [0] N, [1] input, [2] bits: 1 A in registers, 2 A transposed, 4 B transposed, 8 -A, 16 -B; [3] elements of K
-float read_element(const Matrix& m, const Descriptor& d, int mn, int k, bool mn_major, int bytes, int input) {
-  if (bytes == 2) {
-    uint16_t bits;
-    const uint8_t* at = m.block->shared.async_read(m.warp->index, d.address(mn, k, mn_major), 2);
-    std::memcpy(&bits, at, 2);
-    return input == 0 ? from_half(bits) : from_bfloat(bits);
-  }
-  // 32-bit elements are K-major only: two 16-bit columns each
-  uint32_t bits;
-  std::memcpy(&bits, m.block->shared.async_read(m.warp->index, d.address(mn, 2 * k, false), 4), 4);
-  return std::bit_cast<float>(bits & 0xffffe000);
-}
-
-void read_operands(const Matrix& m, float (&a)[16][16], std::vector<float>& b) {
-  const Instruction& in = *m.in;
-  const int n_size = static_cast<int>(in.value[0]), k_size = static_cast<int>(in.value[3]),
-            input = static_cast<int>(in.value[1]);
-  const int bytes = input == 2 ? 4 : 2, row = 16 * (m.warp->index % 4);
-  if (in.value[2] & 1) {
-    for (int lane = 0; lane < 32; ++lane)
-      for (int r = 0; r < 4; ++r) {
-        uint32_t word;
-        std::memcpy(&word, m.registers + in.list_b[r].offset + 4 * lane, 4);
-        const int i = lane / 4 + 8 * (r % 2);
-        if (bytes == 4) {
-          a[i][lane % 4 + 4 * (r / 2)] = std::bit_cast<float>(word & 0xffffe000);
-        } else {
-          for (int part = 0; part < 2; ++part) {
-            const auto bits = static_cast<uint16_t>(word >> 16 * part);
-            a[i][2 * (lane % 4) + part + 8 * (r / 2)] = input == 0 ? from_half(bits) : from_bfloat(bits);
-          }
-        }
-      }
-  } else {
-    const Descriptor d(m.a);
-    for (int i = 0; i < 16; ++i)
-      for (int k = 0; k < k_size; ++k) a[i][k] = read_element(m, d, row + i, k, in.value[2] & 2, bytes, input);
-  }
-  const Descriptor d(m.b);
-  b.resize(k_size * n_size);
-  for (int k = 0; k < k_size; ++k)
-    for (int n = 0; n < n_size; ++n) b[k * n_size + n] = read_element(m, d, n, k, in.value[2] & 4, bytes, input);
-}
-
-// The shared memory that an instruction reads, as runs of bytes.
-void hold_operands(const Matrix& m, std::vector<std::pair<uint32_t, int>>& held) {
-  const Instruction& in = *m.in;
-  const int bytes = in.value[1] == 2 ? 4 : 2;
-  auto add = [&](uint64_t bits, int first, int count, bool mn_major) {
-    const Descriptor d(bits);
-    for (int mn = first; mn < first + count; ++mn)
-      for (int k = 0; k < in.value[3]; ++k) {
-        const uint32_t at = d.address(mn, k * bytes / 2, mn_major);
-        m.block->shared.hold(at, bytes, 1);
-        if (!held.empty() && held.back().first + held.back().second == at)
-          held.back().second += bytes;
-        else
-          held.emplace_back(at, bytes);
-      }
-  };
-  if (!(in.value[2] & 1)) add(m.a, 16 * (m.warp->index % 4), 16, in.value[2] & 2);
-  add(m.b, 0, static_cast<int>(in.value[0]), in.value[2] & 4);
-}
-
-void carry_out(const Matrix& m) {
-  const Instruction& in = *m.in;
-  const int n_size = static_cast<int>(in.value[0]), k_size = static_cast<int>(in.value[3]);
-  float a[16][16];
-  std::vector<float> b;
-  read_operands(m, a, b);
-  const float sign = ((in.value[2] & 8) != 0) != ((in.value[2] & 16) != 0) ? -1.0f : 1.0f;
-  std::vector<float> sum(16 * n_size);
-  for (int i = 0; i < 16; ++i)
-    for (int k = 0; k < k_size; ++k)
-      for (int n = 0; n < n_size; ++n) sum[i * n_size + n] += a[i][k] * b[k * n_size + n];
-  for (size_t r = 0; r < in.list.size(); ++r) {
-    auto* d = reinterpret_cast<float*>(m.registers + in.list[r].offset);
-    for (int lane = 0; lane < 32; ++lane) {
-      const int row = lane / 4 + 8 * (r / 2 % 2), column = 8 * static_cast<int>(r / 4) + 2 * (lane % 4) + r % 2;
-      const float value = sign * sum[row * n_size + column];
-      d[lane] = m.accumulate ? d[lane] + value : value;
-    }
-  }
-}
-
 void need_warpgroup(Warp& w) {
   if (w.mask != kAll) throw Fault("wgmma: collective with missing lanes: all 128 must take part", ~w.mask);
   if (w.block->warps.size() < static_cast<size_t>(w.index / 4 * 4 + 4)) throw Fault("wgmma: no whole warpgroup");
+}
+
+void run_fence(Warp& w, const Instruction&) {
+  need_warpgroup(w);
+  AsyncState& state = *w.async;
+  if (w.matrix_frame != w.frame) {
+    if (!state.matrix_groups.empty()) throw Fault("wgmma: accumulators in flight across a call are not modelled");
+    w.matrix_frame = w.frame;
+    w.register_state.assign(w.frame->function->register_bytes / 64 + 1, 0);
+  }
+  for (uint8_t& one : w.register_state) one &= static_cast<uint8_t>(~kTouched);
+}
+
+// The registers belong to the instruction until the wait: accumulators are poisoned and live on in AsyncState.
+void take_registers(Warp& w, const Instruction& in) {
+  AsyncState& state = *w.async;
+  auto state_of = [&](const Operand& o) -> uint8_t& {
+    uint8_t& s = w.register_state[o.offset / 64];
+    if (s & kTouched) throw Fault("wgmma: an instruction wrote one of its registers and no wgmma.fence followed");
+    return s;
+  };
+  if (in.value[2] & 1)
+    for (const Operand& o : in.list_b) {
+      uint8_t& s = state_of(o);
+      if (s & kAccumulating) throw Fault("wgmma: accumulator read before wgmma.wait_group");
+      s |= kFeeding;
+      state.matrix_open.inputs.push_back(o.offset);
+    }
+  state.accumulators.resize(w.frame->function->register_bytes);
+  for (const Operand& o : in.list) {
+    uint8_t& s = state_of(o);
+    uint8_t* lanes = w.frame->registers + o.offset;
+    if (!(s & kAccumulating)) std::memcpy(state.accumulators.data() + o.offset, lanes, 32 * 4);
+    std::memset(lanes, 0xff, 32 * 4);
+    s |= kAccumulating;
+    state.matrix_open.accumulators.push_back(o.offset);
+  }
 }
 
 void run(Warp& w, const Instruction& in) {
@@ -150,7 +64,7 @@ void run(Warp& w, const Instruction& in) {
   const uint32_t scale = w.predicate(in.c);
   if (scale != 0 && scale != kAll) throw Fault("wgmma: lanes differ in scale-d");
   m.accumulate = scale != 0;
-  if (!state.matrix_fenced) throw Fault("wgmma: its registers were touched and no wgmma.fence followed");
+  if (w.matrix_frame != w.frame) throw Fault("wgmma: no wgmma.fence before it");
   // The four warps must issue the same.
   const uint64_t what = in.id * 0x9e3779b97f4a7c15ULL ^ m.a * 31 ^ m.b * 17 ^ m.accumulate;
   auto& log = w.block->matrix_log[w.index / 4];
@@ -158,21 +72,7 @@ void run(Warp& w, const Instruction& in) {
     throw Fault("wgmma: the warps of the warpgroup issue different instructions");
   if (w.matrix_count >= log.size()) log.push_back(what);
   ++w.matrix_count;
-  // Registers in flight.
-  w.matrix_frame = w.frame;
-  w.register_state.resize(w.frame->function->register_bytes / 64 + 1);
-  for (const Operand& o : in.list) {
-    uint8_t& s = w.register_state[o.offset / 64];
-    s |= kAccumulating | kMatrixRegister;
-    state.matrix_open.accumulators.push_back(o.offset);
-  }
-  if (in.value[2] & 1)
-    for (const Operand& o : in.list_b) {
-      uint8_t& s = w.register_state[o.offset / 64];
-      if (s & kAccumulating) throw Fault("wgmma: accumulator read before wgmma.wait_group");
-      s |= kFeeding | kMatrixRegister;
-      state.matrix_open.inputs.push_back(o.offset);
-    }
+  take_registers(w, in);
   w.block->counters->matrix_flops += 2 * 16 * static_cast<uint64_t>(in.value[0] * in.value[3]);
   float a[16][16];
   std::vector<float> b;
@@ -191,7 +91,7 @@ void run_commit(Warp& w, const Instruction&) {
   need_warpgroup(w);
   w.async->matrix_groups.push_back(std::move(w.async->matrix_open));
   w.async->matrix_open = {};
-  ++w.block->events;
+  w.block->happened();
 }
 
 // Does what is left of a warp's groups before the target-th and lets go of the shared memory that they read.
@@ -204,6 +104,28 @@ void finish_groups(Warp& w, int64_t target) {
     group.work.clear();
     group.held.clear();
   }
+}
+
+// Registers of the oldest groups are the warp's again unless a later group has them.
+void give_back_registers(Warp& w, int64_t groups) {
+  AsyncState& state = *w.async;
+  std::vector<int32_t> finished;
+  for (int64_t k = 0; k < groups; ++k) {
+    const auto& one = state.matrix_groups[k].accumulators;
+    finished.insert(finished.end(), one.begin(), one.end());
+  }
+  state.matrix_groups.erase(state.matrix_groups.begin(), state.matrix_groups.begin() + groups);
+  state.matrix_finished += groups;
+  for (uint8_t& s : w.register_state) s &= static_cast<uint8_t>(~(kAccumulating | kFeeding));
+  auto hold = [&](const MatrixGroup& later) {
+    for (int32_t offset : later.accumulators) w.register_state[offset / 64] |= kAccumulating;
+    for (int32_t offset : later.inputs) w.register_state[offset / 64] |= kFeeding;
+  };
+  for (const MatrixGroup& later : state.matrix_groups) hold(later);
+  hold(state.matrix_open);
+  for (int32_t offset : finished)
+    if (!(w.register_state[offset / 64] & kAccumulating))
+      std::memcpy(w.base[0] + offset, state.accumulators.data() + offset, 32 * 4);
 }
 
 // wgmma is one operation of four warps: when it is over for one, it has read what all of them read.
@@ -228,20 +150,11 @@ void run_wait(Warp& w, const Instruction& in) {
   for (int p = first; p < first + 4; ++p) {
     finish_groups(*block.warps[p], target);
     if (p == w.index) continue;
-    Clock& heard = block.shared.clock(w.index);
-    heard[p] = std::max(heard[p], block.shared.clock(p)[p]);
-    block.shared.tick(p);
+    Clock& heard = block.clocks[w.index];
+    heard[p] = std::max(heard[p], block.clocks[p][p]);
+    block.clocks.tick(p);
   }
-  state.matrix_groups.erase(state.matrix_groups.begin(), state.matrix_groups.begin() + count);
-  state.matrix_finished = target;
-  // Registers are free if no later group has them.
-  for (uint8_t& s : w.register_state) s &= static_cast<uint8_t>(~(kAccumulating | kFeeding));
-  auto hold = [&](const MatrixGroup& later) {
-    for (int32_t offset : later.accumulators) w.register_state[offset / 64] |= kAccumulating;
-    for (int32_t offset : later.inputs) w.register_state[offset / 64] |= kFeeding;
-  };
-  for (const MatrixGroup& later : state.matrix_groups) hold(later);
-  hold(state.matrix_open);
+  give_back_registers(w, count);
 }
 
 // wgmma.mma_async.sync.aligned.m64nNkK.f32.type.type d, a, b, scale-d, scale-a, scale-b [, trans-a], trans-b
@@ -279,14 +192,12 @@ void multiply(Decoder& s) {
 }
 
 void wgmma(Decoder& s) {
+  s.in.is_warpgroup = true;
   const std::string what = s.take_first();
   s.need("sync");
   s.need("aligned");
   if (what == "fence") {
-    s.in.execute = [](Warp& w, const Instruction&) {
-      need_warpgroup(w);
-      w.async->matrix_fenced = true;
-    };
+    s.in.execute = run_fence;
   } else if (what == "commit_group") {
     s.in.execute = run_commit;
   } else if (what == "wait_group") {

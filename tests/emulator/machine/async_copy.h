@@ -26,7 +26,7 @@ struct BulkGroup {
 };
 
 // Bits of Warp::register_state.
-constexpr uint8_t kAccumulating = 1, kFeeding = 2, kMatrixRegister = 4;
+constexpr uint8_t kAccumulating = 1, kFeeding = 2, kTouched = 4;
 
 struct MatrixGroup {
   std::vector<std::function<void()>> work;     // what is left to do when the group is waited for
@@ -42,7 +42,8 @@ struct AsyncState {
   MatrixGroup matrix_open;
   std::deque<MatrixGroup> matrix_groups;
   int64_t matrix_finished = 0;  // groups that left matrix_groups
-  bool matrix_fenced = false;
+  // What accumulators in flight really hold, laid out as the registers, which are poisoned.
+  std::vector<uint8_t> accumulators;
 };
 
 void finish_bulk(Warp& warp);  // what is left of its stores when the block ends
@@ -50,7 +51,7 @@ void finish_bulk(Warp& warp);  // what is left of its stores when the block ends
 inline void land_one(Block& block, size_t which) {
   auto land = std::move(block.flights[which].land);
   block.flights.erase(block.flights.begin() + static_cast<long>(which));
-  ++block.events;
+  block.happened();
   land();
 }
 

@@ -7,8 +7,9 @@
 
 namespace emulator {
 
-void Block::start(Launch& owner, int64_t number) {
+void Block::start(Launch& owner, int64_t which) {
   launch = &owner;
+  number = which;
   index[0] = static_cast<uint32_t>(number % owner.grid[0]);
   index[1] = static_cast<uint32_t>(number / owner.grid[0] % owner.grid[1]);
   index[2] = static_cast<uint32_t>(number / owner.grid[0] / owner.grid[1]);
@@ -16,9 +17,10 @@ void Block::start(Launch& owner, int64_t number) {
   threads = static_cast<int>(owner.block[0] * owner.block[1] * owner.block[2]);
   const int count = (threads + 31) / 32;
   specials.assign(static_cast<size_t>(count) * kSpecials * kSpecialBytes, 0);
-  shared.reset(owner.shared_base, owner.static_shared + owner.dynamic_shared, count + 1, owner.check_races);
-  const int registers = std::min(248, 64 * 1024 / (count * 32) / 8 * 8);
-  register_pool = 64 * 1024 - count * 32 * registers;
+  clocks.reset(count + 1);
+  order.start(owner.shadow.publications, clocks, number);
+  shared.reset(owner.shared_base, owner.static_shared + owner.dynamic_shared, clocks, owner.check_races);
+  const int registers = owner.kernel->registers_at_entry(count * 32);
   for (int w = 0; w < count; ++w) {
     auto warp = std::make_unique<Warp>();
     warp->block = this;
@@ -61,9 +63,9 @@ void Block::start(Launch& owner, int64_t number) {
     const int lanes = std::min(32, threads - w * 32);
     warp->start(*owner.kernel, lanes == 32 ? kAll : (1u << lanes) - 1);
     warps.push_back(std::move(warp));
-    order.push_back(w);
+    turns.push_back(w);
   }
-  if (owner.schedule != Schedule::in_order) std::shuffle(order.begin(), order.end(), random);
+  if (owner.schedule != Schedule::in_order) std::shuffle(turns.begin(), turns.end(), random);
 }
 
 bool Block::done() const {
@@ -73,12 +75,13 @@ bool Block::done() const {
 // A warp that can run; -1: none. Warps whose last poll failed come last: nothing has happened since.
 int Block::choose() {
   std::vector<int> ready, polling;
-  for (int w : order) {
+  for (int w : turns) {
     Warp& warp = *warps[w];
     if (warp.wait != Wait::none) continue;
-    (warp.idle() ? polling : ready).push_back(w);
+    // When everything is quiet a poller may be what a spinning warp waits for.
+    (warp.idle() && !watch ? polling : ready).push_back(w);
   }
-  if (ready.empty() && !flights.empty()) return -2;
+  if (!flights.empty() && (ready.empty() || stuck())) return -2;
   if (ready.empty()) {
     if (polling.empty()) return -1;
     auto idlest = std::min_element(polling.begin(), polling.end(),
@@ -93,7 +96,7 @@ int Block::choose() {
   }
   if (launch->schedule == Schedule::random) return ready[random() % ready.size()];
   if (launch->schedule == Schedule::in_order) {  // the next after the last one
-    std::rotate(order.begin(), std::find(order.begin(), order.end(), ready[0]) + 1, order.end());
+    std::rotate(turns.begin(), std::find(turns.begin(), turns.end(), ready[0]) + 1, turns.end());
   }
   return ready[0];
 }
@@ -118,24 +121,30 @@ bool Block::step() {
     return true;
   }
   if (chosen < 0) return false;
-  const int budget = launch->schedule == Schedule::random     ? 1 + static_cast<int>(random() % 100)
-                     : launch->schedule == Schedule::in_order ? 1000
-                                                              : 100000;
-  const uint64_t before = warps[chosen]->executed;
+  const int budget = launch->schedule == Schedule::random                  ? 1 + static_cast<int>(random() % 100)
+                     : launch->schedule == Schedule::adversarial && !watch ? 100000
+                                                                           : 1000;
+  const uint64_t before = warps[chosen]->executed, changes_before = progress->changes;
   try {
     warps[chosen]->run(budget);
   } catch (const Fault& fault) {
     throw std::runtime_error(describe(*launch, *this, *warps[chosen], fault));
   }
   launch->executed += warps[chosen]->executed - before;
-  // Lanes that spin on memory may wait for a copy that others wait for, or for a warp that was never chosen.
+  if (progress->changes == changes_before && launch->schedule == Schedule::adversarial) {
+    // It may spin for what another warp will do.
+    turns.erase(std::find(turns.begin(), turns.end(), chosen));
+    turns.push_back(chosen);
+  }
+  // Lanes that count or change memory while they spin escape the watch; they may wait for a copy that others wait
+  // for, or for a warp that was never chosen.
   constexpr uint64_t kPatience = 1 << 20;
   idle_instructions = idle_stamp == events ? idle_instructions + warps[chosen]->executed - before : 0;
   idle_stamp = events;
   if (idle_instructions > kPatience) {
     idle_instructions = 0;
     if (!flights.empty()) land_one(*this, needed_flight());
-    std::rotate(order.begin(), order.begin() + 1, order.end());
+    std::rotate(turns.begin(), turns.begin() + 1, turns.end());
   }
   return true;
 }
@@ -164,8 +173,10 @@ void Block::arrive(Barrier& barrier, Warp& warp, bool waits, int expected_thread
   barrier.arrived_warps |= 1u << warp.index;
   if (barrier.arrived > barrier.expected)
     throw Fault(name + ": more arrivals than its count " + std::to_string(barrier.expected));
-  join(barrier.clock, shared.clock(warp.index));
-  shared.tick(warp.index);
+  changed();
+  join(barrier.clock, clocks[warp.index]);
+  clocks.tick(warp.index);
+  clocks.meet(warp.index, kAll);
   if (waits) {
     barrier.waiting_warps |= 1u << warp.index;
     warp.wait = Wait::barrier;
@@ -177,7 +188,7 @@ void Block::arrive(Barrier& barrier, Warp& warp, bool waits, int expected_thread
 void Block::release(int id) {
   Barrier& barrier = barriers[id];
   ++counters->barriers;
-  ++events;
+  happened();
   const Barrier old = barrier;
   barrier = Barrier();
   barrier.results[0] = old.reduction_count;
@@ -186,12 +197,12 @@ void Block::release(int id) {
   for (const auto& warp : warps) {
     if (!(old.waiting_warps >> warp->index & 1)) continue;
     warp->wait = Wait::none;
-    join(shared.clock(warp->index), old.clock);
+    join(clocks[warp->index], old.clock);
   }
 }
 
 void Block::warp_left() {
-  ++events;
+  happened();
   int left = 0;
   for (const auto& one : warps) left += one->alive ? 32 : 0;
   for (int id = 0; id < 17; ++id) {
@@ -202,8 +213,9 @@ void Block::warp_left() {
   }
 }
 
-std::string Block::where() {
-  std::string text;
+std::string Block::where() const {
+  std::string text = "\n  kernel " + launch->kernel->name + ", block (" + std::to_string(index[0]) + ", " +
+                     std::to_string(index[1]) + ", " + std::to_string(index[2]) + ")";
   for (const auto& warp : warps) {
     if (warp->wait == Wait::done) continue;
     const Instruction& in =
@@ -213,10 +225,12 @@ std::string Block::where() {
       const Barrier& barrier = barriers[warp->barrier % 32];
       text += " waits at barrier " + std::to_string(warp->barrier % 32) + " (" + std::to_string(barrier.arrived) +
               " of " + std::to_string(barrier.expected) + " threads have arrived)";
-    } else if (warp->wait == Wait::registers) {
+    } else if (warp->registers_wanted) {
       text += " waits for registers";
     } else if (warp->polls) {
       text += " waits for an mbarrier or for its warpgroup";
+    } else if (warp->loop_.looping) {
+      text += " goes round in a loop that it cannot leave";
     }
     text += ", PTX line " + std::to_string(in.line);
     if (in.place.line) text += ", source line " + std::to_string(in.place.line);
@@ -224,10 +238,17 @@ std::string Block::where() {
   return text;
 }
 
-void Block::deadlock() {
-  throw std::runtime_error("deadlock: no warp can go on\n  kernel " + launch->kernel->name + ", block (" +
-                           std::to_string(index[0]) + ", " + std::to_string(index[1]) + ", " +
-                           std::to_string(index[2]) + ")" + where());
+void Block::check_registers() const {
+  for (const auto& warp : warps) {
+    if (!warp->registers_wanted) continue;
+    const int have = warp->registers_per_thread, wanted = warp->registers_wanted;
+    const Fault fault("setmaxnreg: the register pool can never serve " + std::to_string(wanted) +
+                          " per thread: the warp has " + std::to_string(have) + ", lacks 32 * " +
+                          std::to_string(wanted - have) + " = " + std::to_string(32 * (wanted - have)) +
+                          ", and the pool holds " + std::to_string(register_pool),
+                      kAll);
+    throw std::runtime_error(describe(*launch, *this, *warp, fault) + where());
+  }
 }
 
 std::string describe(const Launch& launch, const Block& block, const Warp& warp, const Fault& fault) {

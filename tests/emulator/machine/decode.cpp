@@ -61,6 +61,8 @@ std::unique_ptr<Program> decode(ModuleSyntax syntax) {
     decoded->results = function.results;
     decoded->params = function.params;
     decoded->max_threads = function.max_threads;
+    decoded->max_registers = function.max_registers;
+    decoded->min_blocks = function.min_blocks;
     program->functions.push_back(std::move(decoded));
     bodies.push_back(&function);
   }

@@ -78,37 +78,86 @@ void Launch::relocate() {
       }
 }
 
-void Launch::work(std::atomic<int64_t>& next, Counters& own, std::atomic<bool>& failed) {
+namespace {
+
+[[noreturn]] void deadlock(const std::vector<const Block*>& blocks) {
+  std::string text = "deadlock: no warp can go on";
+  for (const Block* one : blocks) {
+    one->check_registers();
+    text += one->where();
+  }
+  throw std::runtime_error(text);
+}
+
+std::vector<const Block*> pointers(const std::vector<std::unique_ptr<Block>>& blocks) {
+  std::vector<const Block*> found;
+  for (const auto& one : blocks) found.push_back(one.get());
+  return found;
+}
+
+}  // namespace
+
+uint64_t Launch::changes() const {
+  uint64_t sum = 0;
+  for (const Progress& one : progress_) sum += one.changes.load(std::memory_order_relaxed);
+  return sum;
+}
+
+bool Launch::all_stuck(int thread, uint64_t watch) {
+  progress_[thread].stuck = watch;
+  return std::all_of(progress_.begin(), progress_.end(),
+                     [&](const Progress& one) {
+                       const uint64_t stuck = one.stuck;
+                       return stuck == watch || stuck == kFinished;
+                     }) &&
+         changes() + 1 == watch;
+}
+
+void Launch::work(int thread, std::atomic<int64_t>& next, Counters& own, std::atomic<bool>& failed) {
   const int64_t blocks = int64_t{grid[0]} * grid[1] * grid[2];
   std::vector<std::unique_ptr<Block>> resident;
   size_t wanted = schedule == Schedule::in_order ? 1 : 3;
   std::mt19937_64 random(seed);
-  uint64_t before = executed;
+  uint64_t before = executed, quiet_since = executed, seen = 0;
   for (size_t turn = 0; !failed; ++turn) {
     while (resident.size() < wanted) {
       const int64_t number = next++;
       if (number >= blocks) break;
       auto made = std::make_unique<Block>();
       made->counters = &own;
+      made->progress = &progress_[thread];
       made->start(*this, number);
       resident.push_back(std::move(made));
     }
-    if (resident.empty()) return;
+    if (resident.empty()) break;
     const size_t chosen = (schedule == Schedule::random ? random() : turn) % resident.size();
     Block& one = *resident[chosen];
-    if (!one.step() && !one.done()) one.deadlock();
+    if (const uint64_t now = changes(); now != seen) {
+      seen = now;
+      quiet_since = executed;
+    }
+    one.watch = executed - quiet_since > kQuiet ? seen + 1 : 0;
+    if (!one.step() && !one.done()) deadlock({&one});
     if (one.done()) {
       while (!one.flights.empty()) land_one(one, 0);
       for (const auto& warp : one.warps) finish_bulk(*warp);
+      one.changed();
       resident.erase(resident.begin() + static_cast<long>(chosen));
       before = executed;
     } else if (executed - before > (wanted << 20)) {  // it may wait for a block that has not started
       ++wanted;
+    } else if (one.watch && std::all_of(resident.begin(), resident.end(),
+                                        [](const auto& block) { return block->flights.empty() && block->stuck(); })) {
+      if (next < blocks)
+        ++wanted;
+      else if (all_stuck(thread, one.watch))
+        deadlock(pointers(resident));
     }
     if (limit && executed > limit)
-      throw std::runtime_error("deadlock: still running after " + std::to_string(limit) +
-                               " warp instructions\n  kernel " + kernel->name + one.where());
+      throw std::runtime_error("deadlock: still running after " + std::to_string(limit) + " warp instructions" +
+                               one.where());
   }
+  progress_[thread].stuck = kFinished;
 }
 
 void Launch::run() {
@@ -118,16 +167,21 @@ void Launch::run() {
   if (dynamic_shared) static_shared = align_up(kernel->shared_bytes, program->arch >= 90 ? 1024 : 16);
   check_limits();
   relocate();
+  if (check_races) {
+    if (int64_t{grid[0]} * grid[1] * grid[2] > kMostBlocks) throw Fault("grid too large for check_races");
+    shadow.start(*this);
+  }
   counters.resize(program->instructions);
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
   std::string error;
   std::mutex error_lock;
   std::vector<Counters> parts(threads);
+  progress_ = std::vector<Progress>(threads);
   auto body = [&](int t) {
     parts[t].resize(program->instructions);
     try {
-      work(next, parts[t], failed);
+      work(t, next, parts[t], failed);
     } catch (const std::exception& thrown) {
       std::lock_guard<std::mutex> lock(error_lock);
       if (!failed) error = thrown.what();

@@ -8,10 +8,12 @@
 #include <mutex>
 #include <random>
 
+#include "global_shadow.h"
 #include "mbarrier.h"
 #include "memory.h"
 #include "program.h"
 #include "shared.h"
+#include "watch.h"
 
 namespace emulator {
 
@@ -45,6 +47,7 @@ struct Frame {
   std::vector<uint8_t> params;  // of each lane in turn
   uint8_t* param(int lane) { return params.data() + lane * function->param_bytes; }
 };
+std::shared_ptr<Frame> make_frame(const Function& function);
 
 // Lanes that are at the same place.
 struct Split {
@@ -57,7 +60,7 @@ struct Split {
   uint64_t poll_stamp = 0;  // Block::events at its last failed mbarrier poll
 };
 
-enum class Wait : uint8_t { none, barrier, registers, done };
+enum class Wait : uint8_t { none, barrier, done };
 
 struct AsyncState;  // async_copy.h
 
@@ -117,15 +120,18 @@ struct Warp {
   uint64_t poll_stamp = 0;
   std::vector<uint32_t> polled;  // the mbarriers of these polls
   std::shared_ptr<AsyncState> async;
-  int registers_per_thread = 0;
-  // By register offset / 64, while wgmma is in use in this frame: see wgmma.cpp.
+  int registers_per_thread = 0, registers_wanted = 0;  // wanted: by a setmaxnreg.inc that waits; else 0
+  // By register offset / 64, from the first wgmma.fence of this frame on: see async_copy.h.
   std::vector<uint8_t> register_state;
   const Frame* matrix_frame = nullptr;
   size_t matrix_count = 0;  // wgmmas issued
   uint64_t executed = 0;
 
  private:
+  friend struct Block;
   void select(size_t split);
+  void look_for_loop();
+  uint64_t state_hash() const;
   void check_registers(const Instruction& in);
   void store();
   bool pick();  // another split that can run
@@ -136,6 +142,7 @@ struct Warp {
   void copy_results(Frame& callee, uint32_t lanes) const;
   int budget_ = 0;
   int turns_ = 0;  // backward jumps of diverged lanes
+  LoopWatch loop_;
 };
 
 struct Barrier {
@@ -156,9 +163,12 @@ struct Flight {  // an asynchronous copy of an engine
 struct Block {
   Launch* launch = nullptr;
   Counters* counters = nullptr;
+  int64_t number = 0;
   uint32_t index[3] = {};
   int threads = 0;
   std::vector<std::unique_ptr<Warp>> warps;
+  Clocks clocks;  // of the warps and of the copy engine
+  BlockOrder order;
   SharedMemory shared;
   Barrier barriers[17];                             // the last one is the barrier of the cluster of one
   std::map<uint32_t, MBarrier> mbarriers;           // by shared address
@@ -166,9 +176,11 @@ struct Block {
   std::deque<Flight> flights;
   uint64_t idle_stamp = 0, idle_instructions = 0;  // executed since `events` was idle_stamp
   uint64_t events = 1;                             // grows when something happens that a waiting warp may wait for
-  int register_pool = 0;
+  Progress* progress = nullptr;
+  uint64_t watch = 0;     // not 0: warps look for loops that they cannot leave
+  int register_pool = 0;  // that setmaxnreg.dec has given back
   std::mt19937_64 random;
-  std::vector<int> order;
+  std::vector<int> turns;         // of the schedule
   std::vector<uint8_t> specials;  // one set per warp
 
   int copy_actor() const { return static_cast<int>(warps.size()); }
@@ -177,9 +189,17 @@ struct Block {
   bool step();  // runs one warp for a while; false: nobody can run
   void arrive(Barrier& barrier, Warp& warp, bool waits, int expected_threads, bool all);
   void release(int barrier);
-  void warp_left();  // barriers without a count no longer wait for it
-  [[noreturn]] void deadlock();
-  std::string where();
+  void changed() {  // memory, or what waiting depends on
+    progress->changes.store(progress->changes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  void happened() {
+    ++events;
+    changed();
+  }
+  bool stuck() const;            // no warp can go on unless memory changes
+  void warp_left();              // barriers without a count no longer wait for it
+  void check_registers() const;  // throws if a warp waits for registers, which is why nobody can go on
+  std::string where() const;
 
  private:
   int choose();
@@ -209,6 +229,7 @@ struct Launch {
   int64_t dynamic_shared = 0;
   std::vector<uint8_t> params;
   Memory memory;
+  GlobalShadow shadow;
   uint64_t seed = 0;
   Copies copies = Copies::late;
   Schedule schedule = Schedule::in_order;
@@ -218,15 +239,22 @@ struct Launch {
   Counters counters;
   uint32_t shared_base = 1024;
   int64_t static_shared = 0;
-  std::mutex atomics;
+  std::mutex atomics;  // held by strong accesses, if there are several host threads
   std::atomic<uint64_t> executed{0};
 
   void run();
+  std::unique_lock<std::mutex> strong_access() {
+    return threads > 1 ? std::unique_lock<std::mutex>(atomics) : std::unique_lock<std::mutex>();
+  }
 
  private:
   void check_limits() const;
   void relocate();
-  void work(std::atomic<int64_t>& next, Counters& counters, std::atomic<bool>& failed);
+  void work(int thread, std::atomic<int64_t>& next, Counters& counters, std::atomic<bool>& failed);
+  uint64_t changes() const;
+  bool all_stuck(int thread, uint64_t watch);
+
+  std::vector<Progress> progress_;  // of each host thread
 };
 
 std::string describe(const Launch& launch, const Block& block, const Warp& warp, const Fault& fault);

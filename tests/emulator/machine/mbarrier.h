@@ -14,8 +14,7 @@ struct Block;
 struct MBarrier {
   int64_t phase = 0;  // completed phases
   int64_t pending = 0, expected = 0, transactions = 0;
-  Clock arriving, done;           // what arrivals of this phase know, what the last completed phase knew
-  std::map<int, int64_t> waited;  // by warp: the last phase it has waited for
+  Clock arriving, done, done_before;  // what arrivals of this phase know, what those of the two before it knew
 };
 
 MBarrier& find_mbarrier(Block& block, uint32_t address);

@@ -9,6 +9,11 @@ std::string hex(uint64_t value) {
   return text;
 }
 
+std::string Memory::place(uint64_t address) const {
+  const Allocation& found = windows_[address >> kWindowShift];
+  return "byte " + std::to_string(address - found.address) + " of " + found.name;
+}
+
 void Memory::misaligned(const char* space, uint64_t address, int64_t bytes, int lane) {
   throw Fault("misaligned: " + std::string(space) + " access of " + std::to_string(bytes) + " bytes at " + hex(address),
               1u << lane);

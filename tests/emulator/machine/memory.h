@@ -53,6 +53,8 @@ class Memory {
     if (address & (bytes - 1)) misaligned(space, address, bytes, lane);
   }
   [[noreturn]] static void misaligned(const char* space, uint64_t address, int64_t bytes, int lane);
+  std::string place(uint64_t address) const;  // in words, of an address that at() has accepted
+  const std::vector<Allocation>& windows() const { return windows_; }
   [[noreturn]] void refuse(uint64_t address, int64_t bytes, bool writes, int lane) const;
 
  private:

@@ -1,6 +1,7 @@
 // Decoded programs: every instruction is a function pointer with resolved operands. Decoded once, run many times.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -56,6 +57,8 @@ struct Instruction {
   Class kind = Class::control;
   Space space = Space::generic;
   bool list_is_written = false;                       // list holds results
+  bool is_copy = false;                               // mov
+  bool is_warpgroup = false;                          // wgmma
   Operand d, d2, a, b, c, e;                          // the manual's names: d = op(a, b, c)
   std::vector<Operand> list, list_b, list_c, list_d;  // vectors
   int64_t value[4] = {};                              // what the decoder of a family wants to remember
@@ -82,11 +85,18 @@ struct Function {
   std::string name;
   bool is_entry = false;
   int64_t register_bytes = 64, param_bytes = 0, local_bytes = 0, shared_bytes = 0;
-  int max_threads = 0;
+  int max_threads = 0, max_registers = 0, min_blocks = 0;  // .maxntid, .maxnreg, .minnctapersm; 0: not given
   std::vector<Variable> results, params;
   std::vector<Instruction> code;
   std::vector<uint8_t> constants;
   std::vector<Relocation> relocations;
+
+  // Per thread, as the assembler chooses them for kernels with setmaxnreg: all that the block can have.
+  int registers_at_entry(int threads) const {
+    if (max_registers) return static_cast<int>(align_up(max_registers, 8));
+    if (max_threads) threads = static_cast<int>(align_up(max_threads, 32));
+    return std::min(248, 64 * 1024 / (threads * std::max(1, min_blocks)) / 8 * 8);
+  }
 };
 
 struct GlobalVariable {

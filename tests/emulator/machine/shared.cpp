@@ -10,14 +10,15 @@ namespace emulator {
 
 namespace {
 constexpr uint32_t kMany = 0x80000000;  // above every epoch
-constexpr uint8_t kWritten = 1, kUnfenced = 2, kPendingShift = 2, kPendingMask = 3 << kPendingShift;
+constexpr uint8_t kWritten = 1, kUnfenced = 2, kPendingShift = 2, kPendingMask = 3 << kPendingShift, kStrong = 16;
 constexpr uint8_t kPoison = 0xff;  // a NaN in every float format
 }  // namespace
 
-void SharedMemory::reset(uint32_t base, int64_t bytes, int actors, bool check_races) {
+void SharedMemory::reset(uint32_t base, int64_t bytes, Clocks& clocks, bool check_races) {
   base_ = base;
   check_races_ = check_races;
-  actors_ = actors;
+  clocks_ = &clocks;
+  actors_ = clocks.actors();
   data_.assign(bytes, kPoison);
   state_.assign(bytes, 0);
   owner_.assign(bytes, 0);
@@ -28,8 +29,6 @@ void SharedMemory::reset(uint32_t base, int64_t bytes, int actors, bool check_ra
   many_.clear();
   free_rows_.clear();
   atomics_.clear();
-  clocks_.assign(actors, Clock(actors, 0));
-  for (int i = 0; i < actors; ++i) clocks_[i][i] = 1;
 }
 
 std::string SharedMemory::actor_name(int actor) const {
@@ -50,6 +49,19 @@ void SharedMemory::race(const char* what, int actor, uint32_t at, uint32_t epoch
   throw Fault("data race: " + actor_name(actor) + " " + what + " of " + actor_name(static_cast<int>(epoch >> 24)) +
                   " without a barrier between them, at shared byte " + std::to_string(at),
               1u << lane);
+}
+
+void SharedMemory::check_lanes(int actor, uint32_t at, int bytes, int lane) const {
+  if (!check_races_) return;
+  const auto thread = static_cast<uint16_t>(actor * 32 + lane);
+  for (int i = 0; i < bytes; ++i) {
+    const uint32_t written = writes_[at + i];
+    if (owner_[at + i] == thread || (written >> 24) != static_cast<uint32_t>(actor) || !written) continue;
+    if (state_[at + i] & kStrong || clocks_->met_since(actor, lane, written & 0xffffff)) continue;
+    throw Fault("data race: lane " + std::to_string(lane) + " reads what lane " + std::to_string(owner_[at + i] % 32) +
+                    " of its warp wrote without a __syncwarp between them, at shared byte " + std::to_string(at + i),
+                1u << lane);
+  }
 }
 
 void SharedMemory::check_read(int actor, uint32_t at, int bytes, int lane) {
@@ -98,7 +110,7 @@ uint32_t SharedMemory::new_row() {
   return row;
 }
 
-void SharedMemory::check_write(int actor, uint32_t at, int bytes, int lane) {
+void SharedMemory::check_write(int actor, uint32_t at, int bytes, int lane, Write kind) {
   const uint32_t now = check_races_ ? epoch(actor) : 0;
   const auto thread = static_cast<uint16_t>(actor * 32 + lane);
   bool was_fenced = false;
@@ -115,10 +127,14 @@ void SharedMemory::check_write(int actor, uint32_t at, int bytes, int lane) {
               std::to_string(at + i),
           1u << lane);
     was_fenced |= !(state & kUnfenced) || owner_[at + i] != thread;
-    state |= kWritten | kUnfenced;
+    const bool both_strong = kind != Write::weak && state & kStrong;
+    state = static_cast<uint8_t>((state & ~kStrong) | kWritten | kUnfenced | (kind != Write::weak ? kStrong : 0));
     owner_[at + i] = thread;
     if (!check_races_) continue;
-    if (!heard(actor, writes_[at + i])) race("overwrites a write", actor, at + i, writes_[at + i], lane);
+    if (!both_strong && !heard(actor, writes_[at + i]))
+      race("overwrites a write", actor, at + i, writes_[at + i], lane);
+    writes_[at + i] = now;
+    if (kind == Write::strong) continue;  // who reads may be strong too
     uint32_t& last = reads_[at + i];
     if (last & kMany) {
       const uint32_t row = last & ~kMany;
@@ -132,8 +148,8 @@ void SharedMemory::check_write(int actor, uint32_t at, int bytes, int lane) {
     } else {
       last = 0;
     }
-    writes_[at + i] = now;
   }
+  clocks_->wrote(actor);
   if (!was_fenced) return;
   if (unfenced_.size() > data_.size() / 8)
     unfenced_ = {{0, static_cast<uint32_t>(data_.size())}};
@@ -141,25 +157,42 @@ void SharedMemory::check_write(int actor, uint32_t at, int bytes, int lane) {
     unfenced_.emplace_back(at, static_cast<uint32_t>(bytes));
 }
 
+uint8_t* SharedMemory::strong_read(int actor, uint32_t address, int bytes, int lane) {
+  const uint32_t at = bounds(address, bytes, "read", lane);
+  if (auto order = atomics_.find(at); order != atomics_.end()) join((*clocks_)[actor], order->second);
+  clocks_->meet(actor, 1u << lane);
+  check_read(actor, at, bytes, lane);
+  return data_.data() + at;
+}
+
+uint8_t* SharedMemory::strong_write(int actor, uint32_t address, int bytes, int lane) {
+  const uint32_t at = bounds(address, bytes, "write", lane);
+  check_write(actor, at, bytes, lane, Write::strong);
+  if (check_races_) join(atomics_[at], (*clocks_)[actor]);
+  clocks_->tick(actor);
+  return data_.data() + at;
+}
+
 uint8_t* SharedMemory::atomic(int actor, uint32_t address, int bytes, int lane) {
   const uint32_t at = bounds(address, bytes, "atomic", lane);
   if (check_races_) {
     Clock& order = atomics_[at];
-    join(clocks_[actor], order);
+    join((*clocks_)[actor], order);
+    clocks_->meet(actor, 1u << lane);  // a lock may hand what it guards from lane to lane
     check_read(actor, at, bytes, lane);
-    check_write(actor, at, bytes, lane);
-    order = clocks_[actor];
-    tick(actor);
+    check_write(actor, at, bytes, lane, Write::atomic);
+    order = (*clocks_)[actor];
+    clocks_->tick(actor);
   } else {
     check_read(actor, at, bytes, lane);
-    check_write(actor, at, bytes, lane);
+    check_write(actor, at, bytes, lane, Write::atomic);
   }
   return data_.data() + at;
 }
 
 void SharedMemory::begin_copy(int actor, uint32_t address, int bytes, Pending kind, int lane) {
   const uint32_t at = bounds(address, bytes, "copy", lane);
-  check_write(actor, at, bytes, lane);
+  check_write(actor, at, bytes, lane, Write::weak);
   for (int i = 0; i < bytes; ++i)
     state_[at + i] =
         static_cast<uint8_t>((state_[at + i] & ~(kUnfenced | kWritten)) | static_cast<int>(kind) << kPendingShift);

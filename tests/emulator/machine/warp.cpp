@@ -1,4 +1,4 @@
-// Divergence and reconvergence: the splits of a warp, the joins they meet at, calls, exits and collectives.
+// Divergence and reconvergence: the splits of a warp, the joins they meet at, exits and collectives.
 #include "machine.h"
 
 #include <algorithm>
@@ -47,21 +47,6 @@ uint64_t Warp::uniform(const Operand& o) const {
       throw Fault("lanes differ in an operand that must be uniform");
   return value;
 }
-
-namespace {
-
-std::shared_ptr<Frame> make_frame(const Function& function) {
-  auto frame = std::make_shared<Frame>();
-  frame->function = &function;
-  frame->storage = std::make_unique<uint8_t[]>(function.register_bytes + 64);
-  const auto at = reinterpret_cast<uintptr_t>(frame->storage.get());
-  frame->registers = frame->storage.get() + (64 - at % 64) % 64;
-  std::memset(frame->registers, 0xcd, function.register_bytes);  // nobody may rely on zeros
-  frame->params.resize(32 * function.param_bytes);
-  return frame;
-}
-
-}  // namespace
 
 void Warp::start(const Function& kernel, uint32_t lanes) {
   exists = alive = lanes;
@@ -159,15 +144,6 @@ void Warp::leave(uint32_t lanes, int join, int until) {
   }
 }
 
-void Warp::copy_results(Frame& callee, uint32_t lanes) const {
-  const Instruction& call = *callee.call;
-  for (size_t i = 0; i < call.result_offsets.size(); ++i)
-    for (int lane = 0; lane < 32; ++lane)
-      if (lanes >> lane & 1)
-        std::memcpy(callee.caller->param(lane) + call.result_offsets[i].first,
-                    callee.param(lane) + call.result_offsets[i].second, call.result_bytes[i]);
-}
-
 void Warp::exit_lanes(uint32_t lanes) {
   alive &= ~lanes;
   leave(lanes, splits[current].join, -1);
@@ -204,65 +180,14 @@ void Warp::jump(uint32_t taken, const Instruction& in) {
   splits.push_back(std::move(other));
 }
 
-void Warp::call(const Instruction& in, const Function& callee) {
-  auto made = make_frame(callee);
-  Split& split = splits[current];
-  made->caller = split.frame;
-  made->call = &in;
-  made->return_pc = next;
-  made->local_base = frame->local_base + frame->function->local_bytes;
-  if (made->local_base + callee.local_bytes > local_bytes) {  // grow every lane's local memory
-    const int64_t bytes = made->local_base + callee.local_bytes;
-    std::vector<uint8_t> data(32 * bytes, 0xff), state(32 * bytes, 0);
-    for (int lane = 0; lane < 32; ++lane) {
-      std::copy_n(local.begin() + lane * local_bytes, local_bytes, data.begin() + lane * bytes);
-      std::copy_n(local_state.begin() + lane * local_bytes, local_bytes, state.begin() + lane * bytes);
-    }
-    local.swap(data);
-    local_state.swap(state);
-    local_bytes = bytes;
-  }
-  for (size_t i = 0; i < in.argument_offsets.size(); ++i)
-    for (int lane = 0; lane < 32; ++lane)
-      if (mask >> lane & 1)
-        std::memcpy(made->param(lane) + in.argument_offsets[i].second,
-                    frame->param(lane) + in.argument_offsets[i].first, in.argument_bytes[i]);
-  if (mask != active) throw Fault("a call under a predicate that lanes do not share");
-  split.join = made->join = new_join({kReturn, active, 0, split.join, made});
-  split.frame = std::move(made);
-  next = split.pc = 0;
-  select(current);
-}
-
-void Warp::return_lanes() {
-  if (frame->join < 0) {
-    exit_lanes(mask);
-    return;
-  }
-  if (mask != active) throw Fault("a return under a predicate that lanes do not share");
-  const std::shared_ptr<Frame> left = splits[current].frame;
-  leave(active, splits[current].join, left->join);
-  splits[current].join = left->join;
-  const Join& join = joins[left->join];
-  const uint32_t all = join.expected;
-  const bool complete = (join.arrived | active) == all;
-  arrive(active);
-  if (!complete) {  // the other lanes are still inside
-    next = pc;
-    return;
-  }
-  copy_results(*left, all);
-  splits[current].frame = left->caller;
-  splits[current].pc = left->return_pc;
-  select(current);
-  next = pc;
-}
-
 bool Warp::collect(uint32_t members, const char* name) {
   const uint32_t need = members & exists;
   if (mask & ~members)
     throw Fault(std::string(name) + ": collective with missing lanes: a lane is not in its own mask");
-  if (!(need & ~mask)) return true;
+  if (!(need & ~mask)) {
+    block->clocks.meet(index, mask);
+    return true;
+  }
   if (need & ~alive)
     throw Fault(std::string(name) + ": collective with missing lanes: the mask names lanes that have exited");
   auto waits_here = [&](const Split& split) {
@@ -287,6 +212,7 @@ bool Warp::collect(uint32_t members, const char* name) {
       split.pc = pc + 1;
     }
   mask = here;
+  block->clocks.meet(index, mask);
   return true;
 }
 

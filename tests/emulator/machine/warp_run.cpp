@@ -7,30 +7,39 @@
 namespace emulator {
 
 // Registers of wgmma: accumulators in flight may not be touched, its A registers not be written; what an ordinary
-// instruction writes needs a wgmma.fence before the next wgmma.
+// instruction writes needs a wgmma.fence before a wgmma takes it. A mov stands for no instruction: compilers place
+// copies and constants anywhere, and the assembler merges the registers. It passes on what it copies, poison too.
 void Warp::check_registers(const Instruction& in) {
-  if (in.kind == Class::matrix) return;
+  if (in.is_warpgroup) return;
   auto state = [&](const Operand& o) -> uint8_t& {
     static thread_local uint8_t none;
     none = 0;
     const size_t at = static_cast<size_t>(o.offset) / 64;
     return o.present && o.base == Base::registers && at < register_state.size() ? register_state[at] : none;
   };
+  uint8_t touched = in.is_copy ? 0 : kTouched;
   auto read = [&](const Operand& o) {
-    if (state(o) & kAccumulating) throw Fault("wgmma: accumulator read before wgmma.wait_group");
+    const uint8_t s = state(o);
+    if (in.is_copy)
+      touched |= s & kTouched;
+    else if (s & kAccumulating)
+      throw Fault("wgmma: accumulator read before wgmma.wait_group");
   };
   auto write = [&](const Operand& o) {
     uint8_t& s = state(o);
     if (s & kAccumulating) throw Fault("wgmma: accumulator written before wgmma.wait_group");
     if (s & kFeeding) throw Fault("wgmma: A register written before wgmma.wait_group");
-    if (s & kMatrixRegister) async->matrix_fenced = false;
+    s = static_cast<uint8_t>((s & ~kTouched) | touched);
   };
   for (const Operand* o : {&in.a, &in.b, &in.c, &in.e}) read(*o);
   for (const auto* list : {&in.list_b, &in.list_c})
     for (const Operand& o : *list) read(o);
+  if (!in.list_is_written)
+    for (const Operand& o : in.list) read(o);
   write(in.d);
   write(in.d2);
-  for (const Operand& o : in.list) in.list_is_written ? write(o) : read(o);
+  if (in.list_is_written)
+    for (const Operand& o : in.list) write(o);
 }
 
 // Lanes that loop may wait for what lanes that are parked at the end of the loop will do (a lock): those go ahead
@@ -81,6 +90,7 @@ bool Warp::run(int budget) {
     if (matrix_frame == frame && mask) check_registers(*in);
     if (mask) in->execute(*this, *in);
     pc = next;
+    if (next <= at && wait == Wait::none && block->watch) look_for_loop();
     // Fairness among splits: one that spins must not keep the others from what it spins for.
     if (active != alive && wait == Wait::none && next <= at && ++turns_ % 64 == 0) {
       if (turns_ % 4096 == 0) release_parked();

@@ -111,6 +111,8 @@ void Parser::function(bool is_entry) {
       if (!lexer.take(',')) break;
     }
     if (threads) found.max_threads = product;
+    if (word == ".maxnreg") found.max_registers = product;
+    if (word == ".minnctapersm") found.min_blocks = product;
     if (word == ".reqnctapercluster" && product > 1) lexer.fail("clusters of more than one block are not modelled");
     if (word == ".pragma") {
       lexer.quoted();

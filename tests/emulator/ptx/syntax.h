@@ -84,8 +84,9 @@ struct FunctionSyntax {
   std::vector<Scope> scopes;
   std::vector<Statement> statements;
   int64_t param_bytes = 0, local_bytes = 0;
-  int64_t shared_bytes = 0;  // of a kernel: all that it has statically
-  int max_threads = 0;       // of .maxntid or .reqntid; 0: not given
+  int64_t shared_bytes = 0;               // of a kernel: all that it has statically
+  int max_threads = 0;                    // of .maxntid or .reqntid; 0: not given
+  int max_registers = 0, min_blocks = 0;  // of .maxnreg and .minnctapersm; 0: not given
 };
 
 struct ModuleSyntax {
