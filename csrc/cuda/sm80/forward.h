@@ -61,6 +61,17 @@ struct RowState {
   float o[kMmaTiles][kHeadDim / 8][4];
   float m[2 * kMmaTiles];
   float l[2 * kMmaTiles];
+  float limit;  // of the sums of exponentials: 2^8, or -1 to take every softmax the slow and exact way
+
+  // c m is rounded, which makes exponentials wrong by a common factor. It cancels, unless m is so large that the factor
+  // could overflow: then the slow way forms c (s - m).
+  __device__ __forceinline__ void choose_limit(float scale_log2) {
+    constexpr float kExactBelow = 65536.0f;
+    bool large = false;
+#pragma unroll
+    for (int r = 0; r < 2 * kMmaTiles; ++r) large |= fabsf(m[r]) * scale_log2 > kExactBelow && m[r] != -INFINITY;
+    limit = __any_sync(kWholeWarp, large) ? -1.0f : 256.0f;
+  }
 };
 
 // Makes the reference of every row at least its maximum in s, and rescales the row accordingly.
@@ -84,23 +95,27 @@ __device__ __forceinline__ void raise_reference(RowState<kMmaTiles, kHeadDim>& s
       state.o[r / 2][n][r % 2 * 2 + 1] *= factor;
     }
   }
+  state.choose_limit(scale_log2);
 }
 
 // p = exp2(c s - c m), rounded to T, as the A fragments of the second product; sums: of the lane's p, row by row.
-template <DType T, int kMmaTiles, int kHeadDim, int kColumns>
+template <DType T, bool kExact, int kMmaTiles, int kHeadDim, int kColumns>
 __device__ __forceinline__ void exponentials(std::uint32_t (&p)[kColumns / 2][kMmaTiles][4],
                                              float (&sums)[2 * kMmaTiles], const float (&s)[kMmaTiles][kColumns][4],
                                              const RowState<kMmaTiles, kHeadDim>& state, const Params& params) {
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) {
     // A row that has seen nothing has m = -inf: keys that it does not see give 0, not NaN, and any other gives +inf.
-    // Rounded down, so that no p of a score up to m exceeds 1, however large the scores are.
-    const float shift = fminf(__fmul_rd(state.m[r], params.minus_scale_log2), FLT_MAX);
+    const float shift = fminf(state.m[r] * params.minus_scale_log2, FLT_MAX);
+    const float reference = state.m[r] == -INFINITY ? 0.0f : state.m[r];
+    const auto exponential = [&](float score) {
+      return exp2_approx(kExact ? (score - reference) * params.scale_log2 : fmaf(score, params.scale_log2, shift));
+    };
     sums[r] = 0.0f;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-      const float low = exp2_approx(fmaf(s[r / 2][n][r % 2 * 2], params.scale_log2, shift));
-      const float high = exp2_approx(fmaf(s[r / 2][n][r % 2 * 2 + 1], params.scale_log2, shift));
+      const float low = exponential(s[r / 2][n][r % 2 * 2]);
+      const float high = exponential(s[r / 2][n][r % 2 * 2 + 1]);
       sums[r] = n == 0 ? low + high : sums[r] + low + high;
       p[n / 2][r / 2][n % 2 * 2 + r % 2] = pack<T>(low, high);
     }
@@ -112,16 +127,19 @@ template <DType T, int kMmaTiles, int kHeadDim, int kColumns>
 __device__ __forceinline__ void softmax(std::uint32_t (&p)[kColumns / 2][kMmaTiles][4],
                                         const float (&s)[kMmaTiles][kColumns][4], RowState<kMmaTiles, kHeadDim>& state,
                                         const Params& params) {
-  constexpr float kLimit = 256.0f;
   float sums[2 * kMmaTiles];
 #pragma unroll 1
-  while (true) {  // once, or twice: then m is the maximum at least, and no p exceeds 1
-    exponentials<T>(p, sums, s, state, params);
+  while (true) {  // once, or twice: exponentials below the maximum are at most 1, and a little more where m is rounded
+    exponentials<T, false>(p, sums, s, state, params);
     float largest = sums[0];
 #pragma unroll
     for (int r = 1; r < 2 * kMmaTiles; ++r) largest = fmaxf(largest, sums[r]);
-    if (!__any_sync(kWholeWarp, largest > kLimit)) break;
+    if (!__any_sync(kWholeWarp, largest > state.limit)) break;
     raise_reference(state, s, params.scale_log2);
+    if (state.limit < 0.0f) {
+      exponentials<T, true>(p, sums, s, state, params);
+      break;
+    }
   }
 #pragma unroll
   for (int r = 0; r < 2 * kMmaTiles; ++r) state.l[r] += sums[r];
@@ -366,8 +384,10 @@ struct Forward : ForwardTiles<kHeadDim> {
     }
     if (block.load_state) {
       load_state(place);
+      state.choose_limit(params.scale_log2);
     } else {
       empty_state(place);
+      state.limit = 256.0f;
     }
     if constexpr (kKeepsQueries) {
       if (now.exists()) {
