@@ -2,7 +2,7 @@
 // they are compiled and by the launch plan when they are launched; printed by `python -m ringattn_ext shapes`.
 //
 // 32 rows per warp (two m16 tiles) halve the shared memory that a product reads, which binds where the tensor core is
-// fast (sm_80, sm_90); 16 rows need fewer registers, which suits the smaller parts (sm_86, sm_89, sm_120).
+// fast; 16 rows need fewer registers, which are scarce at head_dim 256 and in backward.
 #pragma once
 
 namespace ringattn::cuda {

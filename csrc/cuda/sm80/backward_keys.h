@@ -32,15 +32,18 @@ struct BackwardKeys {
   static_assert(kQueries <= kPanelColumns && kScoreQueries % 16 == 0 && kOwnQueries % kScoreQueries == 0);
   static_assert(kKeys == 16 * kShape.warps / kColumnWarps && kShape.tiles_per_warp == 1);
 
-  static constexpr int kQueryColumns = kHeadDim * kQueries / 16 / kShape.warps;
-
-  // Shared memory: k, v, the stages (q, dO, -lse log2(e), -delta), ds and p where they are
-  // needed, and pointers.
+  // Shared memory: k, v, the stages (q, dO, -lse log2(e), -delta), ds and p where they are needed, and pointers.
   static constexpr int kQueryTile = kTileBytes<kQueries, kHeadDim>, kKeyTile = kTileBytes<kKeys, kHeadDim>;
   static constexpr int kStatistics = 2 * kQueryTile, kStage = kStatistics + 1024;
-  static constexpr int kProduct = kTileBytes < kKeys, kQueries<kPanelColumns ? kPanelColumns : kQueries>;
+  static constexpr int kProduct = kTileBytes<kKeys, kPanelColumns>;
   static constexpr int kFirstStage = 2 * kKeyTile;
   static constexpr int kDs = kFirstStage + kStages * kStage, kP = kDs + kProduct;
+
+  // The pointers lie behind the products that there are.
+  static constexpr int kPointers = kDs + (kShares ? 2 * kProduct : 0);
+  static constexpr int kPointersBehindDs = kDs + (kShares ? 2 : 1) * kProduct;
+  static_assert(kPointers + kThreads * 32 == shared_bytes_of(Kernel::backward_keys, kShape, kHeadDim, false));
+  static_assert(kPointersBehindDs + kThreads * 32 == shared_bytes_of(Kernel::backward_keys, kShape, kHeadDim, true));
 
   using QueryCopy = TileCopy<kQueries, kHeadDim, kThreads>;
   using KeyCopy = TileCopy<kKeys, kHeadDim, kThreads>;
@@ -76,8 +79,7 @@ struct BackwardKeys {
 
   // Where this thread starts to read q (0), dO (1) and the statistics (2) and to add to dQ (3) of a query head.
   __device__ __forceinline__ const char*& source_of(int which) const {
-    const int products = kShares ? 2 * kProduct : adds_queries() ? kProduct : 0;
-    return pointer_slot<kThreads>(shared_pointer() + kDs + products, which);
+    return pointer_slot<kThreads>(shared_pointer() + (adds_queries() ? kPointersBehindDs : kPointers), which);
   }
 
   __device__ __forceinline__ void set_sources(std::int32_t head_in_group) const {
@@ -90,6 +92,7 @@ struct BackwardKeys {
   }
 
   // dQ of a query tile: a warp makes 16 queries and kQueryColumns columns.
+  static constexpr int kQueryColumns = kHeadDim * kQueries / 16 / kShape.warps;
   __device__ __forceinline__ int gradient_row() const { return warp % (kQueries / 16) * 16; }
   __device__ __forceinline__ int gradient_column() const { return warp / (kQueries / 16) * kQueryColumns; }
 

@@ -34,7 +34,7 @@ struct ForwardTiles {
   static constexpr int kRows = 2 * kMmaTiles;              // rows of a lane
   static_assert(kQueries == 16 * kMmaTiles * kShape.warps);
 
-  // Shared memory: q, k, v, and the interval of visible keys of every row.
+  // Shared memory: q, k, v, the interval of visible keys of every row, and pointers.
   static constexpr int kKeyTile = kTileBytes<kQueries, kHeadDim>;
   static constexpr int kValueTile = kKeyTile + kTileBytes<kKeys, kHeadDim>;
   static constexpr int kIntervals = kValueTile + kTileBytes<kKeys, kHeadDim>;
