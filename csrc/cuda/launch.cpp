@@ -28,7 +28,7 @@ int current_device() {
 }
 
 const void* function_of(const std::string& name) {
-  const void* function = find_kernel(name);
+  const void* function = find_kernel(name.c_str());
   if (function == nullptr) throw std::runtime_error("this build has no kernel " + name);
   return function;
 }

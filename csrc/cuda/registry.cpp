@@ -1,5 +1,7 @@
 #include "cuda/registry.h"
 
+#include <cstring>
+
 namespace ringattn::cuda {
 namespace {
 
@@ -14,9 +16,9 @@ Registered::Registered(const char* name, const void* function) : name(name), fun
   first() = this;
 }
 
-const void* find_kernel(std::string_view name) {
+const void* find_kernel(const char* name) {
   for (const Registered* entry = first(); entry != nullptr; entry = entry->next) {
-    if (entry->name == name) return entry->function;
+    if (std::strcmp(entry->name, name) == 0) return entry->function;
   }
   return nullptr;
 }

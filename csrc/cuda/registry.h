@@ -2,8 +2,6 @@
 // sources.cmake is the only list, and adding an instantiation is one line there.
 #pragma once
 
-#include <string_view>
-
 namespace ringattn::cuda {
 
 struct Registered {
@@ -15,6 +13,6 @@ struct Registered {
 };
 
 // Null if this build has no such kernel.
-const void* find_kernel(std::string_view name);
+const void* find_kernel(const char* name);
 
 }  // namespace ringattn::cuda

@@ -138,11 +138,13 @@ __device__ __forceinline__ void finalize(const Params& params) {
 __device__ __forceinline__ void merge(const Params& params) {
   const BlockArgs& block = params.block;
   const QueryRow place = QueryRow::of(params);
-  const auto row = place.exists ? place.row : 0;
-  auto *m = static_cast<float*>(block.m) + row, *l = static_cast<float*>(block.l) + row;
-  const float own_m = *m, own_l = *l;
-  const float other_m = static_cast<const float*>(block.other_m)[row];
-  const float other_l = static_cast<const float*>(block.other_l)[row];
+  auto *m = static_cast<float*>(block.m) + place.row, *l = static_cast<float*>(block.l) + place.row;
+  float own_m = -INFINITY, own_l = 0.0f, other_m = -INFINITY, other_l = 0.0f;
+  if (place.exists) {  // others write the rows of other heads meanwhile
+    own_m = *m, own_l = *l;
+    other_m = static_cast<const float*>(block.other_m)[place.row];
+    other_l = static_cast<const float*>(block.other_l)[place.row];
+  }
   __syncwarp();  // all lanes have read what one of them writes
   const bool is_empty = own_m == -INFINITY && (own_l == 0.0f || other_m != -INFINITY);
   if (!place.exists || (!is_empty && other_m == -INFINITY)) return;
@@ -153,8 +155,8 @@ __device__ __forceinline__ void merge(const Params& params) {
     *m = is_empty ? other_m : largest;
     *l = is_empty ? other_l : own_l * factor + other_l * other_factor;
   }
-  auto* o = static_cast<float*>(block.o) + row * block.D;
-  const auto* other_o = static_cast<const float*>(block.other_o) + row * block.D;
+  auto* o = static_cast<float*>(block.o) + place.row * block.D;
+  const auto* other_o = static_cast<const float*>(block.other_o) + place.row * block.D;
 #pragma unroll 4
   for (int column = 4 * place.lane; column < block.D; column += 4 * kLanesPerRow) {
     auto x = Elements<4>::load_float(other_o, column, params.aligned);
