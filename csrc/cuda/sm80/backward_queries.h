@@ -10,6 +10,7 @@
 
 #include "cuda/params.h"
 #include "cuda/shapes.h"
+#include "cuda/sm80/key_mask.h"
 #include "cuda/tile.h"
 #include "cuda/visible_tiles.h"
 
@@ -55,6 +56,7 @@ struct BackwardQueries {
     extern __shared__ __align__(1024) char memory[];
     return memory;
   }
+  __device__ __forceinline__ static int2* intervals() { return reinterpret_cast<int2*>(shared_pointer() + kIntervals); }
 
   __device__ __forceinline__ int row_of(int r) const { return warp * 16 + r * 8 + lane / 4; }
 
@@ -73,20 +75,6 @@ struct BackwardQueries {
     KeyCopy{}(to + kKeyTile, source_of(1), block.value, tile.index() * kKeys, params, block.Skv);
   }
 
-  // The interval of keys that each row may see; rows past the end see none.
-  __device__ __forceinline__ void store_intervals(const Place& place) const {
-    auto* intervals = reinterpret_cast<int2*>(shared_pointer() + kIntervals);
-    for (int row = threadIdx.x; row < kQueries; row += kThreads) {
-      const std::int32_t token = place.tile * kQueries + row;
-      int2 interval{0, -1};
-      if (token < block.Sq) {
-        const std::int32_t position = position_of(block.query_segments, token);
-        interval = {block.mask.first_key(position), block.mask.last_key(position)};
-      }
-      intervals[row] = interval;
-    }
-  }
-
   __device__ __forceinline__ void load_statistics(const Place& place) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -94,24 +82,6 @@ struct BackwardQueries {
       const std::int64_t row = (std::int64_t{place.batch} * block.Hq + place.head) * block.Sq + token;
       minus_lse[r] = token < block.Sq ? static_cast<const float*>(block.minus_lse_log2)[row] : -INFINITY;
       minus_delta[r] = token < block.Sq ? static_cast<const float*>(block.minus_delta)[row] : 0.0f;
-    }
-  }
-
-  // Scores of keys that a row does not see become -inf.
-  __device__ __forceinline__ void apply_mask(Scores& s, std::int32_t first_key) const {
-    const auto* intervals = reinterpret_cast<const int2*>(shared_pointer() + kIntervals);
-    const int2 interval[2] = {intervals[row_of(0)], intervals[row_of(1)]};
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const std::int32_t key = first_key + n * 8 + lane % 4 * 2 + i;
-        const std::int32_t position = key < block.Skv ? position_of(block.key_segments, key) : Mask::kUnbounded;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (position < interval[r].x || position > interval[r].y) s[0][n][2 * r + i] = -INFINITY;
-        }
-      }
     }
   }
 
@@ -139,7 +109,7 @@ struct BackwardQueries {
         multiply_pair<T>(ds, 2 * n, a[1], b);
       });
     });
-    if (!tile.is_full()) apply_mask(s, tile.index() * kKeys);
+    if (!tile.is_full()) mask_keys(s, intervals(), warp * 16, block, tile.index() * kKeys);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
@@ -184,7 +154,7 @@ struct BackwardQueries {
     source_of(1) = KeyCopy::source(block.value, place.batch, key_head);
     copy_keys(now, 0);
     commit_copies();
-    store_intervals(place);
+    store_intervals<kQueries, kThreads>(intervals(), block, place.tile);
     load_statistics(place);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n) {

@@ -19,6 +19,7 @@
 
 #include "cuda/params.h"
 #include "cuda/shapes.h"
+#include "cuda/sm80/key_mask.h"
 #include "cuda/tile.h"
 #include "cuda/visible_tiles.h"
 
@@ -193,23 +194,12 @@ struct Forward : ForwardTiles<kHeadDim> {
     KeyCopy{}(copy_to + Tiles::kValueTile, source_of(1), block.value, tile.index() * kKeys, params, block.Skv);
   }
 
-  // The interval of keys that each row may see. Rows past the end see none.
-  __device__ __forceinline__ void store_intervals(const Place& place) const {
-    auto* intervals = reinterpret_cast<int2*>(shared_pointer() + Tiles::kIntervals);
-    for (int row = threadIdx.x; row < kQueries; row += kThreads) {
-      const std::int32_t token = place.tile * kQueries + row;
-      int2 interval{0, -1};
-      if (token < block.Sq) {
-        const std::int32_t position = position_of(block.query_segments, token);
-        interval = {block.mask.first_key(position), block.mask.last_key(position)};
-      }
-      intervals[row] = interval;
-    }
-  }
-
   __device__ __forceinline__ static char* shared_pointer() {
     extern __shared__ __align__(1024) char memory[];
     return memory;
+  }
+  __device__ __forceinline__ static int2* intervals() {
+    return reinterpret_cast<int2*>(shared_pointer() + Tiles::kIntervals);
   }
 
   // Rows past the end have scores of 0. Their reference is 0 from the start, so that they never ask to raise those of
@@ -333,26 +323,6 @@ struct Forward : ForwardTiles<kHeadDim> {
     });
   }
 
-  // Scores of keys that a row does not see become -inf.
-  __device__ __forceinline__ void apply_mask(Scores& s, std::int32_t first_key) const {
-    const auto* intervals = reinterpret_cast<const int2*>(shared_pointer() + Tiles::kIntervals);
-    int2 interval[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) interval[r] = intervals[row_of(r)];
-#pragma unroll
-    for (int n = 0; n < kScoreKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const std::int32_t key = first_key + n * 8 + lane % 4 * 2 + i;
-        const std::int32_t position = key < block.Skv ? position_of(block.key_segments, key) : Mask::kUnbounded;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if (position < interval[r].x || position > interval[r].y) s[r / 2][n][r % 2 * 2 + i] = -INFINITY;
-        }
-      }
-    }
-  }
-
   // o += p v
   template <int kFirst>
   __device__ __forceinline__ void add_values(const Probabilities& p) {
@@ -380,7 +350,7 @@ struct Forward : ForwardTiles<kHeadDim> {
                   params, block.Sq);
       copy_keys(now);
       commit_copies();
-      store_intervals(place);
+      store_intervals<kQueries, kThreads>(intervals(), block, place.tile);
     }
     if (block.load_state) {
       load_state(place);
@@ -410,7 +380,7 @@ struct Forward : ForwardTiles<kHeadDim> {
         __syncthreads();  // this value tile has landed everywhere; this part of the key tile has been read by all
         if (kFirst + kScoreKeys == kKeys && next.exists()) copy_keys(next);
         commit_copies();
-        if (!now.is_full()) apply_mask(s, now.index() * kKeys + kFirst);
+        if (!now.is_full()) mask_keys(s, intervals(), warp * 16 * kMmaTiles, block, now.index() * kKeys + kFirst);
         Probabilities p;
         softmax<T>(p, s, state, params);
         add_values<kFirst>(p);
