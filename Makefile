@@ -32,9 +32,11 @@ demo: build
 test: build $(STAMPS)/nvcc
 	$(PYTHON) -m pytest tests $(PYTEST_ARGS)
 
-# The tests of kernels compile CUDA to PTX, which needs no GPU: with the nvcc of the system, or of pip.
+# The tests of kernels compile CUDA to PTX, which needs no GPU: with the nvcc of the system, or of pip, pinned because
+# what the tests count depends on the compiler.
+NVCC_PACKAGES := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime
 $(STAMPS)/nvcc: $(STAMPS)/venv
-	command -v nvcc > /dev/null || $(PIP) install 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*'
+	command -v nvcc > /dev/null || $(PIP) install $(addsuffix '==13.0.*',$(NVCC_PACKAGES))
 	touch $@
 
 # An editable install: Python sources are used where they lie, C++ sources are compiled when one has changed.
