@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/kernels.h"
 #include "core/layout.h"
 #include "core/mask.h"
 #include "core/schedule.h"
@@ -226,4 +227,11 @@ PYBIND11_MODULE(_C, m) {
   bind_schedule(m);
   bind_shapes(m);
   m.attr("RING_ERROR_PREFIX") = RingError::kPrefix;
+  m.def(
+      "register_kernels",
+      [](int device_type, std::uintptr_t table) {
+        register_kernels(device_type, reinterpret_cast<const KernelTable*>(table));
+      },
+      py::arg("device_type"), py::arg("table"),
+      "Block kernels of a device from another library: the number of its c10::DeviceType, the address of a KernelTable.");
 }
