@@ -1,9 +1,13 @@
 // One exchange is one coalesced call where the backend can do that (NCCL), and otherwise one asynchronous call for each
 // message (gloo, whose own thread moves the bytes while the caller computes).
+//
+// NCCL's messages of one coalesced call are one kernel on the communicator of the group, on the group's own stream: it
+// begins when the current stream has come as far as the call, and Work::wait makes the current stream wait for its end.
 #include "comm/c10d_transport.h"
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -70,6 +74,10 @@ class C10dExchange final : public Exchange {
   std::vector<at::Tensor> tensors_;
 };
 
+bool coalesces(const c10::intrusive_ptr<c10d::ProcessGroup>& group, at::DeviceType device) {
+  return group->getBackend(device)->supportsCoalescing();
+}
+
 class C10dTransport final : public Transport {
  public:
   explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
@@ -77,13 +85,15 @@ class C10dTransport final : public Transport {
   int rank() const override { return group_->getRank(); }
   int world_size() const override { return group_->getSize(); }
 
-  at::Device header_device() const override {
-    const auto devices = group_->getDeviceTypes();
-    for (const at::Device& device : devices) {
-      if (device.is_cpu()) return device;
+  std::string obstacle(at::Device device) const override {
+    for (const at::Device& served : group_->getDeviceTypes()) {
+      if (served.type() != device.type()) continue;
+      if (device.is_cpu() || coalesces(group_, device.type())) return "";
+      const std::string name = group_->getBackend(device.type())->getBackendName();
+      return "its backend for " + device.str() + " is " + name + ", which cannot send and receive there side by side" +
+             (device.is_cuda() ? "; nccl can: init_process_group('cpu:gloo,cuda:nccl')" : "");
     }
-    TORCH_CHECK(!devices.empty(), "the process group has no backend");
-    return devices.front();
+    return "it has no backend for " + device.str() + "; 'cpu:gloo,cuda:nccl' has one for both kinds of device";
   }
 
   std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives) override {
@@ -102,7 +112,7 @@ class C10dTransport final : public Transport {
           std::vector<at::Tensor> list{message.tensor};
           tensors.push_back(message.tensor);
           const at::DeviceType device = message.tensor.device().type();
-          if (!coalesced && group_->getBackend(device)->supportsCoalescing()) {
+          if (!coalesced && coalesces(group_, device)) {
             group_->startCoalescing(device);
             coalesced = device;
           }
@@ -139,6 +149,17 @@ class C10dTransport final : public Transport {
 
 std::unique_ptr<Transport> c10d_transport(c10::intrusive_ptr<c10d::ProcessGroup> group) {
   return std::make_unique<C10dTransport>(std::move(group));
+}
+
+bool carries_cpu(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  const auto devices = group->getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(), [](const at::Device& device) { return device.is_cpu(); });
+}
+
+bool carries_accelerators(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  const auto devices = group->getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](const at::Device& device) { return !device.is_cpu() && coalesces(group, device.type()); });
 }
 
 }  // namespace ringattn

@@ -11,4 +11,8 @@ namespace ringattn {
 
 std::unique_ptr<Transport> c10d_transport(c10::intrusive_ptr<c10d::ProcessGroup> group);
 
+// What the backends of a group can carry. A device other than the CPU needs one that coalesces messages: NCCL does.
+bool carries_cpu(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+bool carries_accelerators(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+
 }  // namespace ringattn

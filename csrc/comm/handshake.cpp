@@ -20,7 +20,6 @@ std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader&
   // Row j holds the header of rank (rank + j) % P.
   at::Tensor rows = at::empty({P, bytes}, at::kByte);
   std::memcpy(rows.data_ptr(), &own, sizeof(own));
-  rows = rows.to(transport.header_device());
   for (int known = 1; known < P; known *= 2) {
     const int more = std::min(known, P - known);
     transport
@@ -28,7 +27,6 @@ std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader&
         ->wait();
   }
 
-  rows = rows.cpu();
   std::vector<CallHeader> headers(P);
   for (int j = 0; j < P; ++j) {
     const auto* row = static_cast<const std::uint8_t*>(rows.data_ptr()) + j * bytes;

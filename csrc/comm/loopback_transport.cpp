@@ -1,11 +1,22 @@
-// A send leaves a view of its tensor in the mailbox of the (sender, receiver) pair. The receiver copies out of it when
-// it waits, and marks it as taken, which is what the sender waits for. No message is ever buffered, as on a network
-// with rendezvous: a buffer that is written too early shows as a wrong number.
+// A send leaves a view of its tensor in the mailbox of the (sender, receiver) pair. The receiver copies out of it and
+// marks it as taken, which is what the sender waits for. No message is ever buffered, as on a network with rendezvous:
+// a buffer that is written too early shows as a wrong number.
+//
+// In the host's memory the receiver copies when it waits. On devices with streams every virtual rank has a second
+// stream for its copies, as NCCL has: a copy is enqueued by post(), behind what sender and receiver had enqueued on
+// their own streams by then, and runs beside what they enqueue next; wait() makes both streams wait for its end. The
+// threads wait for each other's letters, never for the device.
 #include "comm/loopback_transport.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -15,10 +26,13 @@ namespace ringattn {
 struct LoopbackHub::State {
   struct Letter {
     at::Tensor tensor;
+    std::optional<c10::Event> ready;  // the sender's stream has come as far as post(); on devices with streams
+    std::optional<c10::Event> done;   // the receiver's copy is over; likewise
     bool taken = false;
   };
 
   int world_size = 0;
+  Pacing pacing;
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::deque<std::shared_ptr<Letter>>> mailboxes;  // [sender * world_size + receiver]
@@ -33,47 +47,99 @@ struct LoopbackHub::State {
     changed.wait(lock, [&] { return !failure.empty() || condition(); });
     if (!failure.empty()) throw RingError(failure);
   }
+
+  void leave(const std::shared_ptr<Letter>& letter, int sender, int receiver) {
+    const std::lock_guard lock(mutex);
+    mailbox(sender, receiver).push_back(letter);
+    changed.notify_all();
+  }
+
+  std::shared_ptr<Letter> fetch(const Message& message, int receiver) {
+    std::shared_ptr<Letter> letter;
+    {
+      std::unique_lock lock(mutex);
+      auto& waiting = mailbox(message.peer, receiver);
+      wait_until(lock, [&] { return !waiting.empty(); });
+      letter = waiting.front();
+      waiting.pop_front();
+    }
+    if (letter->tensor.nbytes() != message.tensor.nbytes()) {
+      throw RingError("receive from rank " + std::to_string(message.peer) + " failed: expected " +
+                      std::to_string(message.tensor.nbytes()) + " bytes, got " +
+                      std::to_string(letter->tensor.nbytes()));
+    }
+    return letter;
+  }
+
+  void mark_taken(Letter& letter) {
+    const std::lock_guard lock(mutex);
+    letter.taken = true;
+    changed.notify_all();
+  }
+
+  void wait_until_taken(const Letter& letter) {
+    std::unique_lock lock(mutex);
+    wait_until(lock, [&] { return letter.taken; });
+  }
 };
 
 namespace {
 
 using State = LoopbackHub::State;
+using Letters = std::vector<std::shared_ptr<State::Letter>>;
 
-class LoopbackExchange final : public Exchange {
+class HostExchange final : public Exchange {
  public:
-  LoopbackExchange(State& state, int rank, std::vector<std::shared_ptr<State::Letter>> sent,
-                   std::vector<Message> receives)
+  HostExchange(State& state, int rank, Letters sent, std::vector<Message> receives)
       : state_(state), rank_(rank), sent_(std::move(sent)), receives_(std::move(receives)) {}
 
   void wait() override {
     for (Message& message : receives_) {
-      std::shared_ptr<State::Letter> letter;
-      {
-        std::unique_lock lock(state_.mutex);
-        auto& mailbox = state_.mailbox(message.peer, rank_);
-        state_.wait_until(lock, [&] { return !mailbox.empty(); });
-        letter = mailbox.front();
-        mailbox.pop_front();
-      }
-      if (letter->tensor.nbytes() != message.tensor.nbytes()) {
-        throw RingError("receive from rank " + std::to_string(message.peer) + " failed: expected " +
-                        std::to_string(message.tensor.nbytes()) + " bytes, got " +
-                        std::to_string(letter->tensor.nbytes()));
-      }
+      const auto letter = state_.fetch(message, rank_);
       message.tensor.copy_(letter->tensor);
-      const std::lock_guard lock(state_.mutex);
-      letter->taken = true;
-      state_.changed.notify_all();
+      state_.mark_taken(*letter);
     }
-    std::unique_lock lock(state_.mutex);
-    for (const auto& letter : sent_) state_.wait_until(lock, [&] { return letter->taken; });
+    for (const auto& letter : sent_) state_.wait_until_taken(*letter);
   }
 
  private:
   State& state_;
   int rank_;
-  std::vector<std::shared_ptr<State::Letter>> sent_;
+  Letters sent_;
   std::vector<Message> receives_;
+};
+
+// Its copies have been enqueued.
+class StreamExchange final : public Exchange {
+ public:
+  StreamExchange(State& state, Letters sent, Letters received)
+      : state_(state), sent_(std::move(sent)), received_(std::move(received)) {}
+
+  // What was received into is not given back before the copy is over.
+  ~StreamExchange() override {
+    try {
+      for (const auto& letter : received_) block(*letter);
+    } catch (...) {  // the device has failed, and copies nothing any more
+    }
+  }
+
+  void wait() override {
+    for (const auto& letter : received_) block(*letter);
+    received_.clear();
+    for (const auto& letter : sent_) {
+      state_.wait_until_taken(*letter);
+      block(*letter);
+    }
+  }
+
+ private:
+  // The stream that is current now, which is the one of post().
+  static void block(const State::Letter& letter) {
+    letter.done->block(c10::impl::VirtualGuardImpl(letter.tensor.device().type()).getStream(letter.tensor.device()));
+  }
+
+  State& state_;
+  Letters sent_, received_;
 };
 
 class LoopbackTransport final : public Transport {
@@ -82,32 +148,76 @@ class LoopbackTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int world_size() const override { return state_.world_size; }
-  at::Device header_device() const override { return at::kCPU; }
+  std::string obstacle(at::Device) const override { return ""; }
 
   std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives) override {
     std::erase_if(sends, [](const Message& message) { return message.tensor.numel() == 0; });
     std::erase_if(receives, [](const Message& message) { return message.tensor.numel() == 0; });
-    std::vector<std::shared_ptr<State::Letter>> sent;
-    {
-      const std::lock_guard lock(state_.mutex);
+    const Message* any = !sends.empty() ? &sends.front() : !receives.empty() ? &receives.front() : nullptr;
+    if (any == nullptr || any->tensor.is_cpu()) {
+      Letters sent;
       for (const Message& message : sends) {
-        sent.push_back(std::make_shared<State::Letter>(State::Letter{message.tensor}));
-        state_.mailbox(rank_, message.peer).push_back(sent.back());
+        sent.push_back(std::make_shared<State::Letter>(message.tensor));
+        state_.leave(sent.back(), rank_, message.peer);
       }
+      return std::make_unique<HostExchange>(state_, rank_, std::move(sent), std::move(receives));
     }
-    state_.changed.notify_all();
-    return std::make_unique<LoopbackExchange>(state_, rank_, std::move(sent), std::move(receives));
+    return post_on_streams(any->tensor.device(), sends, receives);
   }
 
  private:
+  std::unique_ptr<Exchange> post_on_streams(at::Device device, const std::vector<Message>& sends,
+                                            const std::vector<Message>& receives) {
+    const c10::impl::VirtualGuardImpl streams(device.type());
+    const c10::Stream own = streams.getStream(device);
+    if (!copies_) copies_ = streams.getStreamFromGlobalPool(device);
+    Letters sent, received;
+    for (const Message& message : sends) {
+      sent.push_back(std::make_shared<State::Letter>(message.tensor));
+      sent.back()->ready.emplace(device.type()).record(own);
+      state_.leave(sent.back(), rank_, message.peer);
+    }
+    c10::Event posted(device.type());
+    posted.record(own);
+    posted.block(*copies_);
+    const c10::StreamGuard guard(*copies_);
+    for (const Message& message : receives) {
+      const auto letter = state_.fetch(message, rank_);
+      letter->ready->block(*copies_);
+      copy(message.tensor, letter->tensor);
+      letter->done.emplace(device.type()).record(*copies_);
+      state_.mark_taken(*letter);
+      received.push_back(letter);
+    }
+    return std::make_unique<StreamExchange>(state_, std::move(sent), std::move(received));
+  }
+
+  void copy(const at::Tensor& target, const at::Tensor& source) {
+    const Pacing& pacing = state_.pacing;
+    if (pacing.pace == nullptr) {
+      target.copy_(source, /*non_blocking=*/true);
+      return;
+    }
+    if (!start_.defined()) start_ = at::empty({1}, target.options().dtype(at::kLong));
+    auto* start = start_.mutable_data_ptr<std::int64_t>();
+    void* stream = copies_->native_handle();
+    pacing.pace(start, 0, stream);
+    target.copy_(source, /*non_blocking=*/true);
+    pacing.pace(start, static_cast<std::int64_t>(static_cast<double>(target.nbytes()) / pacing.gigabytes_per_second),
+                stream);
+  }
+
   State& state_;
   int rank_;
+  std::optional<c10::Stream> copies_;  // the second stream
+  at::Tensor start_;                   // when a paced copy began; allocated and used on the second stream
 };
 
 }  // namespace
 
-LoopbackHub::LoopbackHub(int world_size) : state_(std::make_unique<State>()) {
+LoopbackHub::LoopbackHub(int world_size, Pacing pacing) : state_(std::make_unique<State>()) {
   state_->world_size = world_size;
+  state_->pacing = pacing;
   state_->mailboxes.resize(static_cast<std::size_t>(world_size) * world_size);
 }
 

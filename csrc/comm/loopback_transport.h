@@ -5,15 +5,23 @@
 #include <memory>
 
 #include "comm/transport.h"
+#include "core/kernels.h"
 
 namespace ringattn {
 
+// How copies on a device with streams are slowed down to the speed of a link: KernelTable::pace, or null for not at
+// all.
+struct Pacing {
+  decltype(KernelTable::pace) pace = nullptr;
+  double gigabytes_per_second = 0;
+};
+
 class LoopbackHub {
  public:
-  explicit LoopbackHub(int world_size);
+  explicit LoopbackHub(int world_size, Pacing pacing = {});
   ~LoopbackHub();
 
-  // The transport of one virtual rank; used by one thread. The hub must outlive it.
+  // The transport of one virtual rank; used by one thread, on one device. The hub must outlive it.
   std::unique_ptr<Transport> transport(int rank);
 
   // Ends every wait, now and later, with a RingError: a virtual rank has failed and the others must not wait for it.

@@ -23,6 +23,10 @@ struct Message {
 
 // An exchange under way. The tensors are kept alive and must not be written (sends) or touched (receives) before
 // wait() returns. One that is destroyed without having been waited for has failed: what is in flight is ended first.
+//
+// On devices with streams all of this is about the stream that is current in post() and wait(), which must be the same:
+// an exchange begins when that stream has come as far as post(), and what is enqueued after wait() begins when the
+// exchange is over. The host waits for nothing that the device has still to do.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -35,14 +39,14 @@ class Transport {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // Where tensors of headers must lie to travel.
-  virtual at::Device header_device() const = 0;
+  // Why tensors of this device cannot travel; empty if they can.
+  virtual std::string obstacle(at::Device device) const = 0;
 
   // Empty messages are not sent. Throws RingError.
   virtual std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives) = 0;
 };
 
-// Shows this rank's header to all ranks and returns the headers of all, by rank.
+// Shows this rank's header to all ranks and returns the headers of all, by rank. They travel in the host's memory.
 std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader& own);
 
 }  // namespace ringattn

@@ -40,6 +40,8 @@ std::string op(std::int64_t value) {
       return "gather";
     case Op::refuse:
       return "refuse";
+    case Op::init:
+      return "init";
   }
   return number(value);
 }
@@ -47,6 +49,17 @@ std::string op(std::int64_t value) {
 std::string dtype(std::int64_t value) {
   const std::string name = dtype_name(value);
   return name.empty() ? "torch's number " + number(value) : name;
+}
+
+std::string device(std::int64_t value) {
+  switch (value) {
+    case 0:
+      return "cpu";
+    case 1:
+      return "cuda";
+    default:
+      return "torch's number " + number(value);
+  }
 }
 
 std::string layout(std::int64_t value) { return layout_name(static_cast<LayoutKind>(value)); }
@@ -72,6 +85,7 @@ constexpr Description kFields[] = {
     {"the operator", op},
     {"the call number on this group", number},
     {"dtype", dtype},
+    {"the kind of device", device},
     {"layout", layout},
     {"seq_len", number},
     {"key_seq_len", number},

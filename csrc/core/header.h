@@ -10,14 +10,15 @@
 
 namespace ringattn {
 
-enum class Op : std::int64_t { ring_forward, ring_backward, gather, refuse };
+enum class Op : std::int64_t { ring_forward, ring_backward, gather, refuse, init };
 
 // In the order in which disagreements are reported. Adding one: here and in the table of header.cpp.
 enum class Field : int {
   protocol,
   op,
   call,
-  dtype,  // a c10::ScalarType
+  dtype,   // a c10::ScalarType
+  device,  // a c10::DeviceType
   layout,
   seq_len,
   key_seq_len,

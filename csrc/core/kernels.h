@@ -41,6 +41,10 @@ struct KernelTable {
   // mask's document bounds are read where the host has them, and backward reads no minus_lse_log2 and minus_delta.
   bool (*is_capturing)(void* stream) = nullptr;
   bool has_streams() const { return is_capturing != nullptr; }
+
+  // Holds a stream back until `nanoseconds` have passed since pace(start, 0, stream) was reached; start is of the
+  // device. Null: the device cannot.
+  void (*pace)(std::int64_t* start, std::int64_t nanoseconds, void* stream) = nullptr;
 };
 
 // The tables of devices other than the CPU, by the number of their c10::DeviceType. A table is registered once, when

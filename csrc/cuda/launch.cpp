@@ -1,25 +1,19 @@
 #include "cuda/launch.h"
 
-#include <cuda_runtime_api.h>
-
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "cuda/check.h"
+#include "cuda/device.h"
 #include "cuda/registry.h"
 
 namespace ringattn::cuda {
 namespace {
 
 constexpr std::uint32_t kSharedBytesWithoutAsking = 48 * 1024;
-
-void check(cudaError_t error, const std::string& what) {
-  if (error == cudaSuccess) return;
-  (void)cudaGetLastError();  // so that nobody else finds it
-  throw std::runtime_error(what + ": " + cudaGetErrorString(error));
-}
 
 int current_device() {
   int device = 0;
@@ -53,21 +47,6 @@ void launch_all(const std::vector<LaunchPlan>& plans, const Launch& where) {
 
 }  // namespace
 
-int code_arch() {
-  static std::mutex mutex;
-  static std::map<int, int> known;
-  const int device = current_device();
-  const std::lock_guard lock(mutex);
-  int& arch = known[device];
-  if (arch == 0) {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, function_of("ringattn_forward_bf16_64")),
-          "this build has no code for the GPU");
-    arch = attributes.ptxVersion;
-  }
-  return arch;
-}
-
 void launch(const LaunchPlan& plan, void* stream) {
   const void* function = function_of(plan.kernel);
   allow_shared_bytes(plan, function);
@@ -91,6 +70,9 @@ const KernelTable& kernels() {
       .delta = [](const BlockArgs& block, const Launch& where) { launch_all(plan_delta(block), where); },
       .backward = [](const BlockArgs& block,
                      const Launch& where) { launch_all(plan_backward(block, code_arch()), where); },
+      .obstacle = obstacle,
+      .is_capturing = is_capturing,
+      .pace = pace,
   };
   return table;
 }

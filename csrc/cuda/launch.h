@@ -10,9 +10,6 @@ namespace ringattn::cuda {
 // Kernels do not synchronise with the host. std::invalid_argument: as the plans; std::runtime_error: what CUDA says.
 const KernelTable& kernels();
 
-// The architecture that the kernels' code for the current device was generated for, as in 80.
-int code_arch();
-
 void launch(const LaunchPlan& plan, void* stream);
 
 }  // namespace ringattn::cuda

@@ -38,12 +38,14 @@ set(ringattn_cuda_kernels
   forward_fp16_128
   forward_fp16_256
   merge_bf16
-  merge_fp16)
+  merge_fp16
+  pace)
 list(TRANSFORM ringattn_cuda_kernels PREPEND ${CMAKE_CURRENT_LIST_DIR}/kernels/)
 list(TRANSFORM ringattn_cuda_kernels APPEND .cu)
 
 # Objects, not an archive: a linker drops archive members that only register kernels.
 add_library(ringattn_cuda OBJECT
+  ${CMAKE_CURRENT_LIST_DIR}/device.cpp
   ${CMAKE_CURRENT_LIST_DIR}/launch.cpp
   ${CMAKE_CURRENT_LIST_DIR}/plan.cpp
   ${CMAKE_CURRENT_LIST_DIR}/registry.cpp

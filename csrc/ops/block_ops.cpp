@@ -1,8 +1,10 @@
 // The local building blocks: one block, one state, no ring.
 #include <ATen/Functions.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "ops/checks.h"
 #include "ops/device.h"
@@ -65,18 +67,28 @@ BlockArgs check_block(const at::Tensor& query, const at::Tensor& key, const at::
   return args;
 }
 
-void check_device(const at::Tensor& tensor, const char* name, const at::Tensor& like) {
-  TORCH_CHECK_VALUE(tensor.device() == like.device(), name, ": expected device ", like.device(), ", got ",
-                    tensor.device());
-}
-
 void check_contiguous(const at::Tensor& tensor, const char* name, at::IntArrayRef shape, at::ScalarType type,
                       const at::Tensor& like) {
-  check_device(tensor, name, like);
+  check_device(tensor, name, "the others", like);
   check_shape(tensor, name, shape);
   check_type(tensor, name, type);
   TORCH_CHECK_VALUE(tensor.is_contiguous(), name, ": expected a contiguous tensor");
 }
+
+// Kernels, the device made current, and the documents where the kernels read them.
+struct Place {
+  Place(at::Device where, const char* name, DType dtype, std::int64_t head_dim)
+      : device(kernels_for(where, name, dtype, head_dim)), guard(where) {}
+
+  void put_documents(BlockArgs& args, at::Device where, const std::vector<std::int32_t>& bounds) {
+    documents = place_documents(where, bounds);
+    if (documents.defined()) args.mask.document_bounds = documents.const_data_ptr<std::int32_t>();
+  }
+
+  Device device;
+  c10::OptionalDeviceGuard guard;
+  at::Tensor documents;
+};
 
 struct State {
   const at::Tensor &o, &m, &l;
@@ -107,6 +119,8 @@ std::tuple<at::Tensor, at::Tensor> block_forward(const at::Tensor& o, const at::
       query, key, value, {query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, scale}, bounds);
   const at::ScalarType accumulation = accumulation_type(query.scalar_type());
   check_state({o, m, l}, query.sizes(), accumulation, query);
+  Place place(query.device(), "query", args.dtype, args.D);
+  place.put_documents(args, query.device(), bounds);
   const at::Tensor q = with_unit_stride(query), k = with_unit_stride(key), v = with_unit_stride(value);
   args.query = rows(q);
   args.key = rows(k);
@@ -121,8 +135,7 @@ std::tuple<at::Tensor, at::Tensor> block_forward(const at::Tensor& o, const at::
     args.out = rows(out);
     args.lse = lse.data_ptr();
   }
-  const Device device = kernels_for(query);
-  device.kernels->forward(args, device.launch);
+  place.device.kernels->forward(args, place.device.launch);
   return {out, lse};
 }
 
@@ -136,20 +149,22 @@ void block_backward(const std::optional<at::Tensor>& grad_query, const std::opti
   BlockArgs args = check_block(
       query, key, value, {query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, scale}, bounds);
   const at::ScalarType accumulation = accumulation_type(query.scalar_type());
-  check_device(grad_out, "grad_out", query);
+  check_device(grad_out, "grad_out", "query", query);
   check_shape(grad_out, "grad_out", query.sizes());
   check_type(grad_out, "grad_out", query.scalar_type());
   check_contiguous(lse, "lse", query.sizes().slice(0, 3), accumulation, query);
   check_contiguous(delta, "delta", query.sizes().slice(0, 3), accumulation, query);
   const auto accumulator = [&](const std::optional<at::Tensor>& gradient, const char* name, const at::Tensor& like) {
     if (!gradient) return Rows{};
-    check_device(*gradient, name, like);
+    check_device(*gradient, name, "query", like);
     check_shape(*gradient, name, like.sizes());
     check_type(*gradient, name, accumulation);
     TORCH_CHECK_VALUE(gradient->stride(3) == 1 || gradient->size(3) == 1, name,
                       ": expected stride 1 in the last dimension, got ", gradient->stride(3));
     return rows(*gradient);
   };
+  Place place(query.device(), "query", args.dtype, args.D);
+  place.put_documents(args, query.device(), bounds);
   args.grad_query = accumulator(grad_query, "grad_query", query);
   args.grad_key = accumulator(grad_key, "grad_key", key);
   args.grad_value = accumulator(grad_value, "grad_value", value);
@@ -161,15 +176,22 @@ void block_backward(const std::optional<at::Tensor>& grad_query, const std::opti
   args.grad_out = rows(dout);
   args.lse = lse.data_ptr();
   args.delta = delta.data_ptr();
+  at::Tensor minus_delta, minus_lse_log2;
+  if (place.device.kernels->has_streams()) {
+    constexpr double kLog2E = 1.44269504088896340736, kNothing = -std::numeric_limits<double>::infinity();
+    minus_delta = delta.neg();
+    minus_lse_log2 = lse.mul(-kLog2E).masked_fill_(lse.eq(kNothing), kNothing);
+    args.minus_delta = minus_delta.data_ptr();
+    args.minus_lse_log2 = minus_lse_log2.data_ptr();
+  }
   args.deterministic = deterministic;
-  const Device device = kernels_for(query);
-  device.kernels->backward(args, device.launch);
+  place.device.kernels->backward(args, place.device.launch);
 }
 
 // The sizes of the rows of [B, H, S, D], for kernels that see no keys.
 BlockArgs row_args(const at::Tensor& tensor, at::ScalarType input_type) {
   BlockArgs args;
-  args.dtype = check_dtype(at::empty({0}, tensor.options().dtype(input_type)), "dtype");
+  args.dtype = check_dtype(input_type, "dtype");
   args.B = tensor.size(0);
   args.Hq = args.Hkv = tensor.size(1);
   args.Sq = tensor.size(2);
@@ -184,19 +206,20 @@ void check_rows(const at::Tensor& tensor, const char* name) {
 }
 
 at::Tensor delta_op(const at::Tensor& out, const at::Tensor& grad_out, const std::optional<at::Tensor>& grad_lse) {
-  check_dtype(out, "out");
+  check_dtype(out.scalar_type(), "out");
   check_rows(out, "out");
-  check_device(grad_out, "grad_out", out);
+  check_device(grad_out, "grad_out", "out", out);
   check_shape(grad_out, "grad_out", out.sizes());
   check_type(grad_out, "grad_out", out.scalar_type());
   const at::ScalarType accumulation = accumulation_type(out.scalar_type());
   BlockArgs args = row_args(out, out.scalar_type());
+  const Place place(out.device(), "out", args.dtype, args.D);
   const at::Tensor o = with_unit_stride(out), dout = with_unit_stride(grad_out);
   args.out = rows(o);
   args.grad_out = rows(dout);
   at::Tensor dlse;
   if (grad_lse) {
-    check_device(*grad_lse, "grad_lse", out);
+    check_device(*grad_lse, "grad_lse", "out", out);
     check_shape(*grad_lse, "grad_lse", out.sizes().slice(0, 3));
     check_type(*grad_lse, "grad_lse", accumulation);
     dlse = grad_lse->contiguous();
@@ -204,8 +227,7 @@ at::Tensor delta_op(const at::Tensor& out, const at::Tensor& grad_out, const std
   }
   at::Tensor delta = at::empty(out.sizes().slice(0, 3), out.options().dtype(accumulation));
   args.delta = delta.data_ptr();
-  const Device device = kernels_for(out);
-  device.kernels->delta(args, device.launch);
+  place.device.kernels->delta(args, place.device.launch);
   return delta;
 }
 
@@ -220,14 +242,17 @@ void merge(const at::Tensor& o, const at::Tensor& m, const at::Tensor& l, const 
   check_rows(o, "o");
   check_state({o, m, l}, o.sizes(), o.scalar_type(), o);
   check_state({other_o, other_m, other_l}, o.sizes(), o.scalar_type(), o, "other_");
-  BlockArgs args = row_args(o, o.scalar_type());
+  // A state is float on every device that has no float64; what its kernels would round to does not matter here.
+  BlockArgs args = row_args(o, o.is_cpu() ? o.scalar_type() : at::kBFloat16);
+  TORCH_CHECK_TYPE(o.is_cpu() || o.scalar_type() == at::kFloat, "o: expected dtype float32 on ", o.device(), ", got ",
+                   type_name(o.scalar_type()));
+  const Place place(o.device(), "o", args.dtype, args.D);
   args.scale = check_scale(scale, args.D, o.scalar_type());
   set_state(args, {o, m, l});
   args.other_o = other_o.const_data_ptr();
   args.other_m = other_m.const_data_ptr();
   args.other_l = other_l.const_data_ptr();
-  const Device device = kernels_for(o);
-  device.kernels->merge(args, device.launch);
+  place.device.kernels->merge(args, place.device.launch);
 }
 
 std::tuple<at::Tensor, at::Tensor> finalize_op(const at::Tensor& o, const at::Tensor& m, const at::Tensor& l,
@@ -238,31 +263,34 @@ std::tuple<at::Tensor, at::Tensor> finalize_op(const at::Tensor& o, const at::Te
   TORCH_CHECK_TYPE(accumulation_type(dtype) == o.scalar_type(), "dtype: expected a type whose state is ",
                    type_name(o.scalar_type()), ", got ", type_name(dtype));
   BlockArgs args = row_args(o, dtype);
+  const Place place(o.device(), "dtype", args.dtype, args.D);
   args.scale = check_scale(scale, args.D, o.scalar_type());
   set_state(args, {o, m, l});
   at::Tensor out = at::empty(o.sizes(), o.options().dtype(dtype)), lse = at::empty_like(m);
   args.out = rows(out);
   args.lse = lse.data_ptr();
-  const Device device = kernels_for(o);
-  device.kernels->finalize(args, device.launch);
+  place.device.kernels->finalize(args, place.device.launch);
   return {out, lse};
 }
 
-std::int64_t key_tile(at::ScalarType dtype, std::int64_t head_dim, at::Device device) {
-  const at::Tensor probe = at::empty({0}, at::TensorOptions().dtype(dtype).device(device));
+std::int64_t key_tile(at::ScalarType dtype, std::int64_t head_dim, at::Device where) {
   TORCH_CHECK_VALUE(head_dim >= 1 && head_dim <= 256, "head_dim: expected a number from 1 to 256, got ", head_dim);
-  return kernels_for(probe).kernels->key_tile(check_dtype(probe, "dtype"), head_dim);
+  const DType type = check_dtype(dtype, "dtype");
+  if (!where.is_cpu() && !where.has_index()) where.set_index(0);
+  const Place place(where, "device", type, head_dim);
+  return place.device.kernels->key_tile(type, head_dim);
 }
 
 }  // namespace
 }  // namespace ringattn
 
-TORCH_LIBRARY_IMPL(ringattn, CPU, m) {
-  m.impl("block_forward_", ringattn::block_forward);
-  m.impl("block_backward_", ringattn::block_backward);
-  m.impl("delta", ringattn::delta_op);
-  m.impl("merge_", ringattn::merge);
-  m.impl("finalize", ringattn::finalize_op);
+TORCH_LIBRARY_FRAGMENT(ringattn, m) {
+  using ringattn::implement;
+  implement(m, "block_forward_", ringattn::block_forward);
+  implement(m, "block_backward_", ringattn::block_backward);
+  implement(m, "delta", ringattn::delta_op);
+  implement(m, "merge_", ringattn::merge);
+  implement(m, "finalize", ringattn::finalize_op);
 }
 
 TORCH_LIBRARY_IMPL(ringattn, CompositeExplicitAutograd, m) { m.impl("key_tile", ringattn::key_tile); }

@@ -20,8 +20,7 @@ void check_dimensions(const at::Tensor& tensor, const char* name) {
 }
 
 void check_same(const at::Tensor& tensor, const char* name, const at::Tensor& query) {
-  TORCH_CHECK_VALUE(tensor.device() == query.device(), name, ": expected the device of query, ", query.device(),
-                    ", got ", tensor.device());
+  check_device(tensor, name, "query", query);
   TORCH_CHECK_TYPE(tensor.scalar_type() == query.scalar_type(), name, ": expected the dtype of query, ",
                    type_name(query.scalar_type()), ", got ", type_name(tensor.scalar_type()));
   TORCH_CHECK_VALUE(tensor.size(0) == query.size(0), name, ": expected the batch size of query, ", query.size(0),
@@ -88,8 +87,8 @@ std::string type_name(at::ScalarType type) {
   return name.empty() ? c10::toString(type) : name;
 }
 
-DType check_dtype(const at::Tensor& tensor, const char* name) {
-  switch (tensor.scalar_type()) {
+DType check_dtype(at::ScalarType type, const char* name) {
+  switch (type) {
     case at::kDouble:
       return DType::float64;
     case at::kFloat:
@@ -99,9 +98,23 @@ DType check_dtype(const at::Tensor& tensor, const char* name) {
     case at::kHalf:
       return DType::float16;
     default:
-      C10_THROW_ERROR(TypeError, c10::str(name, ": expected dtype float64, float32, bfloat16 or float16, got ",
-                                          type_name(tensor.scalar_type())));
+      C10_THROW_ERROR(TypeError,
+                      c10::str(name, ": expected dtype float64, float32, bfloat16 or float16, got ", type_name(type)));
   }
+}
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return at::kDouble;
+    case DType::float32:
+      return at::kFloat;
+    case DType::bfloat16:
+      return at::kBFloat16;
+    case DType::float16:
+      return at::kHalf;
+  }
+  return at::ScalarType::Undefined;
 }
 
 double check_scale(std::optional<double> scale, std::int64_t head_dim, at::ScalarType accumulation_type) {
@@ -141,7 +154,8 @@ Mask check_mask(bool is_causal, const std::optional<std::vector<std::int64_t>>& 
 Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const PassOptions& options,
                 const Holder& holder) {
   Pass pass;
-  pass.dtype = check_dtype(query, "query");
+  pass.dtype = check_dtype(query.scalar_type(), "query");
+  pass.device_type = query.device().type();
   pass.input_type = query.scalar_type();
   pass.accumulation_type = accumulation_type(pass.input_type);
   check_dimensions(query, "query");
@@ -205,6 +219,11 @@ PassOptions pass_options(std::string layout, std::optional<std::int64_t> seq_len
 
 at::Tensor with_unit_stride(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) == 1 ? tensor : tensor.contiguous();
+}
+
+void check_device(const at::Tensor& tensor, const char* name, const char* like_name, const at::Tensor& like) {
+  TORCH_CHECK_VALUE(tensor.device() == like.device(), name, ": expected the device of ", like_name, ", ", like.device(),
+                    ", got ", tensor.device());
 }
 
 void check_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef expected) {

@@ -46,6 +46,8 @@ Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor
 // A tensor whose last dimension has stride 1: itself, or a contiguous copy.
 at::Tensor with_unit_stride(const at::Tensor& tensor);
 
+void check_device(const at::Tensor& tensor, const char* name, const char* like_name, const at::Tensor& like);
+
 // What backward gets from forward, against what the pass says it must be.
 void check_shape(const at::Tensor& tensor, const char* name, at::IntArrayRef expected);
 void check_type(const at::Tensor& tensor, const char* name, at::ScalarType expected);
@@ -60,7 +62,8 @@ double check_scale(std::optional<double> scale, std::int64_t head_dim, at::Scala
 // "float32", for messages.
 std::string type_name(at::ScalarType type);
 
-DType check_dtype(const at::Tensor& tensor, const char* name);
+DType check_dtype(at::ScalarType type, const char* name);
+at::ScalarType scalar_type(DType dtype);
 
 // The type of scores, statistics and sums for an input type.
 at::ScalarType accumulation_type(at::ScalarType input_type);

@@ -1,43 +1,36 @@
-// The kernels and the threads for a tensor's device.
+// The kernels for a tensor's device, and where the calling thread launches them.
 #pragma once
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
+#include <torch/library.h>
 
-#include <algorithm>
-#include <atomic>
+#include <vector>
 
-#include "cpu/kernels.h"
 #include "ring/pass.h"
 
 namespace ringattn {
 
-// Tasks are handed out one by one, because masks make them unequal. Kernels do not depend on who runs what.
-inline ParallelFor parallel_over(int threads) {
-  return [threads](std::int64_t count, const std::function<void(std::int64_t)>& task) {
-    std::atomic<std::int64_t> next{0};
-    const auto worker = [&](std::int64_t, std::int64_t) {
-      for (std::int64_t i = next++; i < count; i = next++) task(i);
-    };
-    const std::int64_t workers = std::min<std::int64_t>(threads, count);
-    if (workers <= 1) {
-      worker(0, 1);
-    } else {
-      at::parallel_for(0, workers, 1, worker);
-    }
-  };
-}
+// Kernels that take `dtype` and `head_dim`, on the current stream of `where`. Raises NotImplementedError if this build
+// or this machine has none for the device, TypeError or ValueError for what its kernels do not take; `name` is the
+// argument that is to blame. The device need not be the current one yet.
+Device kernels_for(at::Device where, const char* name, DType dtype, std::int64_t head_dim,
+                   int threads = at::get_num_threads());
 
-inline Device kernels_for(const at::Tensor& tensor, int threads) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.is_cpu(), "ringattn_ext has no kernels for device ", tensor.device(),
-                              " in this build");
-  Device device;
-  device.kernels = &cpu::kernels();
-  device.launch.parallel = parallel_over(threads);
-  return device;
-}
+// Whether the current stream of a device is being captured into a graph.
+bool is_capturing(at::Device where);
 
-inline Device kernels_for(const at::Tensor& tensor) { return kernels_for(tensor, at::get_num_threads()); }
+// Mask::document_bounds where kernels on the current stream of `where` can read them: a tensor that must outlive the
+// launches; undefined if they read the host's. It is copied once and kept, so that later calls move nothing. While a
+// graph is captured it must be there already: else RuntimeError.
+at::Tensor place_documents(at::Device where, const std::vector<std::int32_t>& bounds);
+
+// Registers one function for every kind of device: what runs on which, kernels_for decides.
+template <typename Function>
+void implement(torch::Library& library, const char* name, Function function) {
+  for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::PrivateUse1}) {
+    library.impl(name, torch::dispatch(key, function));
+  }
+}
 
 }  // namespace ringattn

@@ -11,16 +11,20 @@
 #include <string>
 
 #include "comm/transport.h"
+#include "ring/workspace.h"
 
 namespace ringattn {
 
 // What this process remembers of a group from call to call.
 struct GroupState {
-  explicit GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) : group(process_group) {}
+  explicit GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group)
+      : group(process_group), side(process_group) {}
 
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> side;  // on which headers travel: the group itself if it serves the CPU
   std::atomic<std::int64_t> calls = 0;
   std::mutex busy;  // one caller at a time: two would receive each other's messages
+  Workspace workspace;
 };
 
 // This process's place in a ring. A ring of one has no transport.
@@ -28,18 +32,36 @@ struct Ring {
   int rank = 0;
   int world_size = 1;
   std::unique_ptr<Transport> transport;
+  std::unique_ptr<Transport> header_transport;  // null: headers take `transport`
+  bool checks_every_call = true;
   std::shared_ptr<GroupState> state;  // null in a ring of one and for virtual ranks
 
   // The group of the name; "" is a ring of one. Raises ValueError if this process knows no such group.
   static Ring of_group(const std::string& name);
+
+  // Buffers for one call. It uses the group's workspace unless a graph is being captured.
+  Lease lease(at::Device device, bool capturing) const;
 };
+
+// Raises ValueError if the group cannot carry tensors of a device; `name` is the argument that is to blame.
+void check_carrier(const Ring& ring, const char* name, at::Device device);
+
+// Whether headers of a group have no way to travel, and use_side_group must be told one.
+bool lacks_side_group(const std::string& name);
+
+// A group of the same ranks in the same order with a backend for the CPU. Raises ValueError if it is not.
+void use_side_group(const std::string& name, const std::string& side);
 
 // The start of every call on a ring: runs `prepare`, which checks and allocates and fills the header, then shows the
 // header to all ranks, before any payload moves. If `prepare` throws, the header says "refused" and the exception goes
 // on; otherwise throws RingError if a rank refused or the headers differ. Holds the group for the life of the object.
+//
+// A group whose payload goes over the CPU does so with every call. On one with a backend for GPUs, whose hosts should
+// not wait for each other, calls number 1, 2, 4, 8, … do: by number, so that all ranks do it at the same calls; and
+// none that is captured into a graph. A rank that refuses any other call leaves the others to their timeout.
 class Agreement {
  public:
-  Agreement(Ring& ring, Op op, const std::function<void(CallHeader&)>& prepare);
+  Agreement(Ring& ring, Op op, bool capturing, const std::function<void(CallHeader&)>& prepare);
 
   // The number of this call on the group; 0 in a ring of one and for virtual ranks.
   std::int64_t call() const { return call_; }

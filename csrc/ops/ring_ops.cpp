@@ -1,5 +1,6 @@
 // ring_forward and ring_backward on the ranks of a group.
 #include <ATen/Functions.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -21,34 +22,52 @@ void check_number(const at::Tensor& tensor, const char* name) {
                     type_name(tensor.scalar_type()), " on ", tensor.device());
 }
 
+// The kernels of a pass, with everything of it that kernels read placed on their device.
+Device place(const Ring& ring, Pass& pass, const at::Tensor& query, int threads) {
+  const at::Device where = query.device();
+  const Device device = kernels_for(where, "query", pass.dtype, pass.D, threads);
+  check_carrier(ring, "query", where);
+  pass.device_documents = place_documents(where, pass.document_bounds);
+  return device;
+}
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::Tensor& query, const at::Tensor& key,
                                                           const at::Tensor& value, const at::Tensor& order,
                                                           const PassOptions& options, int threads) {
+  c10::OptionalDeviceGuard guard;
+  std::optional<Agreement> agreement;  // before what the group must be held for
   std::optional<Pass> pass;
   ForwardTensors tensors;
   Device device;
-  const Agreement agreement(ring, Op::ring_forward, [&](CallHeader& header) {
-    device = kernels_for(query, threads);
+  Lease lease;
+  const bool capturing = is_capturing(query.device());
+  agreement.emplace(ring, Op::ring_forward, capturing, [&](CallHeader& header) {
     pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (order.defined()) check_number(order, "order");
-    tensors =
-        allocate_forward(*pass, ring.rank, with_unit_stride(query), with_unit_stride(key), with_unit_stride(value));
+    device = place(ring, *pass, query, threads);
+    guard.reset_device(query.device());
+    lease = ring.lease(query.device(), capturing);
+    tensors = allocate_forward(*pass, ring.rank, with_unit_stride(query), with_unit_stride(key),
+                               with_unit_stride(value), lease);
   });
   at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors);
-  if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement.call();
+  if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement->call();
   return {tensors.out, tensors.lse, kept};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const SavedForBackward& saved,
                                                            const PassOptions& options, int threads) {
+  c10::OptionalDeviceGuard guard;
+  std::optional<Agreement> agreement;
   std::optional<Pass> pass;
   BackwardTensors tensors;
   Device device;
-  const Agreement agreement(ring, Op::ring_backward, [&](CallHeader& header) {
-    device = kernels_for(saved.query, threads);
+  Lease lease;
+  const bool capturing = is_capturing(saved.query.device());
+  agreement.emplace(ring, Op::ring_backward, capturing, [&](CallHeader& header) {
     pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (saved.forward_call.defined()) {
@@ -56,19 +75,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
       header.set(Field::forward_call, saved.forward_call.item<std::int64_t>());
     }
     const at::IntArrayRef shape = saved.query.sizes(), row_shape = shape.slice(0, 3);
-    check_shape(saved.grad_out, "grad_out", shape);
-    check_type(saved.grad_out, "grad_out", pass->input_type);
-    check_shape(saved.out, "out", shape);
-    check_type(saved.out, "out", pass->input_type);
-    check_shape(saved.lse, "lse", row_shape);
-    check_type(saved.lse, "lse", pass->accumulation_type);
-    check_shape(saved.kept, "kept", {ring.world_size == 1 ? 0 : packed_size(*pass, 2)});
-    check_type(saved.kept, "kept", pass->input_type);
+    const auto check = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef expected, at::ScalarType type) {
+      check_device(tensor, name, "query", saved.query);
+      check_shape(tensor, name, expected);
+      check_type(tensor, name, type);
+    };
+    check(saved.grad_out, "grad_out", shape, pass->input_type);
+    check(saved.out, "out", shape, pass->input_type);
+    check(saved.lse, "lse", row_shape, pass->accumulation_type);
+    check(saved.kept, "kept", {ring.world_size == 1 ? 0 : packed_size(*pass, 2)}, pass->input_type);
     if (saved.grad_lse) {
-      check_shape(*saved.grad_lse, "grad_lse", row_shape);
-      check_type(*saved.grad_lse, "grad_lse", pass->accumulation_type);
-      tensors.grad_lse = saved.grad_lse->contiguous();
+      check(*saved.grad_lse, "grad_lse", row_shape, pass->accumulation_type);
     }
+    device = place(ring, *pass, saved.query, threads);
+    guard.reset_device(saved.query.device());
+    lease = ring.lease(saved.query.device(), capturing);
+    if (saved.grad_lse) tensors.grad_lse = saved.grad_lse->contiguous();
     tensors.query = with_unit_stride(saved.query);
     tensors.key = with_unit_stride(saved.key);
     tensors.value = with_unit_stride(saved.value);
@@ -76,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     tensors.grad_out = with_unit_stride(saved.grad_out);
     tensors.lse = saved.lse.contiguous();
     tensors.kept = saved.kept.contiguous();
-    allocate_backward(*pass, ring.rank, tensors);
+    allocate_backward(*pass, ring.rank, device, tensors, lease);
   });
   ring_backward(*pass, ring.rank, ring.transport.get(), device, tensors);
   const auto or_empty = [&](const at::Tensor& t) { return t.defined() ? t : at::empty({0}, saved.query.options()); };
@@ -115,7 +137,8 @@ void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reaso
   Ring ring = Ring::of_group(group);
   if (ring.world_size == 1) return;
   try {
-    const Agreement agreement(ring, Op::refuse, [&](CallHeader&) { throw std::invalid_argument(reason); });
+    const Agreement agreement(ring, Op::refuse, /*capturing=*/false,
+                              [&](CallHeader&) { throw std::invalid_argument(reason); });
   } catch (const std::invalid_argument&) {  // what was asked for
   }
 }
@@ -125,13 +148,46 @@ std::int64_t calls_op(std::string group) {
   return ring.state == nullptr ? 0 : ring.state->calls.load();
 }
 
+// One hop in each direction, so that the connections of both rings exist before the first step needs them.
+void init_op(const at::Tensor& /*order*/, std::string group, at::Device where) {
+  Ring ring = Ring::of_group(group);
+  at::Tensor out, in;
+  c10::OptionalDeviceGuard guard;
+  const Agreement agreement(ring, Op::init, /*capturing=*/false, [&](CallHeader& header) {
+    header.set(Field::device, std::int64_t{static_cast<int>(where.type())});
+    check_carrier(ring, "device", where);
+    guard.reset_device(where);
+    out = at::zeros({1}, at::TensorOptions().device(where));
+    in = at::empty_like(out);
+  });
+  if (ring.world_size == 1) return;
+  const int next = (ring.rank + 1) % ring.world_size, previous = (ring.rank - 1 + ring.world_size) % ring.world_size;
+  ring.transport->post({{out, next}}, {{in, previous}})->wait();
+  ring.transport->post({{out, previous}}, {{in, next}})->wait();
+}
+
+void release_workspace_op(std::string group) {
+  const Ring ring = Ring::of_group(group);
+  if (ring.state == nullptr) return;
+  const std::unique_lock busy(ring.state->busy, std::try_to_lock);
+  TORCH_CHECK(busy.owns_lock(), "group: another thread of this process is in a call on it");
+  ring.state->workspace.release();
+}
+
 }  // namespace
 }  // namespace ringattn
 
-TORCH_LIBRARY_IMPL(ringattn, CompositeExplicitAutograd, m) { m.impl("calls", ringattn::calls_op); }
+TORCH_LIBRARY_IMPL(ringattn, CompositeExplicitAutograd, m) {
+  m.impl("calls", ringattn::calls_op);
+  m.impl("lacks_side_group", ringattn::lacks_side_group);
+  m.impl("use_side_group", ringattn::use_side_group);
+  m.impl("release_workspace", ringattn::release_workspace_op);
+}
 
-TORCH_LIBRARY_IMPL(ringattn, CPU, m) {
-  m.impl("ring_forward", ringattn::forward_op);
-  m.impl("ring_backward", ringattn::backward_op);
-  m.impl("refuse", ringattn::refuse_op);
+TORCH_LIBRARY_FRAGMENT(ringattn, m) {
+  using ringattn::implement;
+  implement(m, "ring_forward", ringattn::forward_op);
+  implement(m, "ring_backward", ringattn::backward_op);
+  implement(m, "refuse", ringattn::refuse_op);
+  implement(m, "init", ringattn::init_op);
 }

@@ -41,6 +41,17 @@ TORCH_LIBRARY(ringattn, m) {
   // Takes part in the next call on a group by refusing it: the other ranks raise an error that gives the reason.
   m.def("refuse(Tensor(a!) order, str group, str reason) -> ()");
 
+  // One hop in each direction, so that the connections of the group exist for tensors of a device.
+  m.def("init(Tensor(a!) order, str group, Device device) -> ()");
+
+  // The ranks compare their calls in the host's memory. A group without a backend for that needs a side group of the
+  // same ranks in the same order.
+  m.def("lacks_side_group(str group) -> bool");
+  m.def("use_side_group(str group, str side) -> ()");
+
+  // Gives back the buffers that the calls on a group share.
+  m.def("release_workspace(str group) -> ()");
+
   // How many calls this process has taken part in on a group; 0 in a ring of one.
   m.def("calls(str group) -> int");
 
@@ -80,15 +91,16 @@ TORCH_LIBRARY(ringattn, m) {
 
 // Not differentiable: asking for a gradient through an operator raises instead of giving none.
 TORCH_LIBRARY_IMPL(ringattn, Autograd, m) {
-  for (const char* name : {"ring_forward", "ring_backward", "virtual_ring_forward", "virtual_ring_backward", "shard",
-                           "gather", "refuse", "block_forward_", "block_backward_", "delta", "merge_", "finalize"}) {
+  for (const char* name :
+       {"ring_forward", "ring_backward", "virtual_ring_forward", "virtual_ring_backward", "shard", "gather", "refuse",
+        "init", "block_forward_", "block_backward_", "delta", "merge_", "finalize"}) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }
 
 TORCH_LIBRARY_IMPL(ringattn, ADInplaceOrView, m) {
   for (const char* name :
-       {"ring_forward", "ring_backward", "gather", "refuse", "block_forward_", "block_backward_", "merge_"}) {
+       {"ring_forward", "ring_backward", "gather", "refuse", "init", "block_forward_", "block_backward_", "merge_"}) {
     m.impl(name, torch::autograd::autogradNotImplementedInplaceOrViewFallback());
   }
 }

@@ -1,9 +1,11 @@
 // shard and gather: a whole tensor to the parts of the ranks, and back.
 #include <ATen/Functions.h>
 #include <ATen/WrapDimUtils.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include "ops/checks.h"
+#include "ops/device.h"
 #include "ops/groups.h"
 #include "ring/gather.h"
 
@@ -18,6 +20,7 @@ std::int64_t check_dim(const at::Tensor& tensor, const char* name, std::int64_t 
 }
 
 at::Tensor shard_op(const at::Tensor& whole, std::int64_t dim, std::string group, std::string layout) {
+  const c10::OptionalDeviceGuard guard(whole.device());
   const Ring ring = Ring::of_group(group);
   dim = check_dim(whole, "x", dim);
   const Segments own = as_value_error(
@@ -29,8 +32,12 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
                      std::string layout_text, std::optional<std::int64_t> seq_len) {
   Ring ring = Ring::of_group(group);
   std::optional<Layout> layout;
+  const c10::OptionalDeviceGuard guard(part.device());
+  std::optional<Agreement> agreement;
   GatherTensors tensors;
-  const Agreement agreement(ring, Op::gather, [&](CallHeader& header) {
+  Lease lease;
+  const bool capturing = is_capturing(part.device());
+  agreement.emplace(ring, Op::gather, capturing, [&](CallHeader& header) {
     dim = check_dim(part, "x", dim);
     const LayoutKind kind = as_value_error([&] { return parse_layout(layout_text); });
     const std::int64_t total = seq_len.value_or(part.size(dim) * ring.world_size);
@@ -41,6 +48,7 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
                       part.size(dim));
     const at::IntArrayRef sizes = part.sizes();
     header.set(Field::dtype, std::int64_t{static_cast<int>(part.scalar_type())});
+    header.set(Field::device, std::int64_t{static_cast<int>(part.device().type())});
     header.set(Field::layout, std::int64_t{static_cast<int>(kind)});
     header.set(Field::seq_len, total);
     header.set(Field::gather_dim, dim);
@@ -49,7 +57,9 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
     std::vector<std::int64_t> others = sizes.vec();
     others.erase(others.begin() + dim);
     header.set(Field::gather_sizes, sizes_hash(others));
-    tensors = allocate_gather(*layout, part, dim);
+    check_carrier(ring, "x", part.device());
+    lease = ring.lease(part.device(), capturing);
+    tensors = allocate_gather(*layout, part, dim, lease);
   });
   ring_gather(*layout, ring.rank, ring.transport.get(), part, dim, tensors);
   return tensors.whole;
@@ -58,7 +68,7 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
 }  // namespace
 }  // namespace ringattn
 
-TORCH_LIBRARY_IMPL(ringattn, CPU, m) {
-  m.impl("shard", ringattn::shard_op);
-  m.impl("gather", ringattn::gather_op);
+TORCH_LIBRARY_FRAGMENT(ringattn, m) {
+  ringattn::implement(m, "shard", ringattn::shard_op);
+  ringattn::implement(m, "gather", ringattn::gather_op);
 }

@@ -3,6 +3,10 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #ifdef _OPENMP
@@ -10,11 +14,15 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "comm/loopback_transport.h"
 #include "core/error.h"
+#include "ops/device.h"
 #include "ops/ring_ops.h"
 #include "ring/gather.h"
 
@@ -31,11 +39,68 @@ void limit_threads([[maybe_unused]] int threads) {
 #endif
 }
 
+// The speed to which copies between virtual ranks on a GPU are slowed down, if RINGATTN_LOOPBACK_GBPS gives one.
+Pacing pacing_on(at::Device where) {
+  const char* text = std::getenv("RINGATTN_LOOPBACK_GBPS");
+  if (text == nullptr || *text == '\0') return {};
+  char* end = nullptr;
+  const double speed = std::strtod(text, &end);
+  TORCH_CHECK_VALUE(*end == '\0' && speed > 0 && std::isfinite(speed),
+                    "RINGATTN_LOOPBACK_GBPS: expected a number of gigabytes per second above 0, got ", text);
+  const KernelTable* table = where.is_cpu() ? nullptr : find_kernels(static_cast<int>(where.type()));
+  TORCH_CHECK_NOT_IMPLEMENTED(table != nullptr && table->pace != nullptr, "RINGATTN_LOOPBACK_GBPS: copies on ", where,
+                              " cannot be slowed down");
+  return {table->pace, speed};
+}
+
+// On a device with streams: a stream for each virtual rank, that begins where the caller's stream is and whose end the
+// caller's stream waits for, also if the rank fails.
+class RankStreams {
+ public:
+  RankStreams(at::Device where, int world_size) : streams_(where.type()), ends_(world_size) {
+    if (where.is_cpu() || world_size == 1) return;
+    caller_ = streams_.getStream(where);
+    begin_.emplace(where.type()).record(*caller_);
+    for (int rank = 0; rank < world_size; ++rank) ranks_.push_back(streams_.getStreamFromGlobalPool(where));
+  }
+
+  template <typename Function>
+  void run_on(int rank, const Function& function) {
+    if (!caller_) return function();
+    const c10::StreamGuard guard(ranks_[rank]);
+    begin_->block(ranks_[rank]);
+    const auto end = [&] { ends_[rank].emplace(caller_->device_type()).record(ranks_[rank]); };
+    try {
+      function();
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
+  }
+
+  void join() {
+    for (const auto& end : ends_) {
+      if (end) end->block(*caller_);
+    }
+  }
+
+ private:
+  c10::impl::VirtualGuardImpl streams_;
+  std::optional<c10::Stream> caller_;
+  std::optional<c10::Event> begin_;
+  std::vector<c10::Stream> ranks_;
+  std::vector<std::optional<c10::Event>> ends_;
+};
+
 // Runs body(ring, threads) as every virtual rank. The first failure in rank order that is not a mere echo of another
 // rank's failure goes on.
 template <typename Body>
-void run_virtual_ranks(int world_size, Body body) {
-  LoopbackHub hub(world_size);
+void run_virtual_ranks(int world_size, at::Device where, Body body) {
+  TORCH_CHECK(world_size == 1 || !is_capturing(where),
+              "virtual ranks are threads of their own, which cannot be captured into one graph");
+  LoopbackHub hub(world_size, pacing_on(where));
+  RankStreams streams(where, world_size);
   const int threads = std::max(1, at::get_num_threads() / world_size);
   const at::ThreadLocalState caller;
   std::vector<std::exception_ptr> failures(world_size);
@@ -49,7 +114,7 @@ void run_virtual_ranks(int world_size, Body body) {
         ring.transport = hub.transport(rank);
         limit_threads(threads);
       }
-      body(ring, threads);
+      streams.run_on(rank, [&] { body(ring, threads); });
     } catch (...) {
       failures[rank] = std::current_exception();
       hub.abort("virtual rank " + std::to_string(rank) + " failed");
@@ -67,6 +132,7 @@ void run_virtual_ranks(int world_size, Body body) {
       hub.abort(no_thread);
     }
   }
+  streams.join();
 
   if (!no_thread.empty()) throw RingError(no_thread);
 
@@ -104,11 +170,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
   PassOptions options = pass_options(std::move(layout), std::nullopt, std::nullopt, is_causal, window, cu_seqlens,
                                      scale, enable_gqa, deterministic, needs_grad);
   const Pass pass = check_whole(query, key, value, options, P);
+  kernels_for(query.device(), "query", pass.dtype, pass.D);  // refused here rather than by every rank
+  const c10::OptionalDeviceGuard guard(query.device());
 
   at::Tensor out = empty_rows_like(query, pass.input_type);
   at::Tensor lse = at::empty(query.sizes().slice(0, 3), query.options().dtype(pass.accumulation_type));
   at::Tensor kept = at::empty({P, P == 1 ? 0 : packed_size(pass, 2)}, key.options());
-  run_virtual_ranks(P, [&](Ring& ring, int threads) {
+  run_virtual_ranks(P, query.device(), [&](Ring& ring, int threads) {
     const Segments own = pass.query_layout.segments(ring.rank), own_keys = pass.key_layout.segments(ring.rank);
     const auto [rank_out, rank_lse, rank_kept] =
         forward_on(ring, take_segments(query, kTokenDim, own), take_segments(key, kTokenDim, own_keys),
@@ -130,6 +198,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
   PassOptions options = pass_options(std::move(layout), std::nullopt, std::nullopt, is_causal, window, cu_seqlens,
                                      scale, enable_gqa, deterministic, needs_grad);
   const Pass pass = check_whole(query, key, value, options, P);
+  kernels_for(query.device(), "query", pass.dtype, pass.D);
+  const c10::OptionalDeviceGuard guard(query.device());
   check_shape(grad_out, "grad_out", query.sizes());
   check_shape(out, "out", query.sizes());
   check_shape(lse, "lse", query.sizes().slice(0, 3));
@@ -142,7 +212,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
   at::Tensor grad_query = result(pass.needs_grad_query, query);
   at::Tensor grad_key = result(pass.needs_grad_key, key);
   at::Tensor grad_value = result(pass.needs_grad_value, value);
-  run_virtual_ranks(P, [&](Ring& ring, int threads) {
+  run_virtual_ranks(P, query.device(), [&](Ring& ring, int threads) {
     const Segments own = pass.query_layout.segments(ring.rank), own_keys = pass.key_layout.segments(ring.rank);
     const auto take = [](const at::Tensor& whole, const Segments& segments) {
       return take_segments(whole, kTokenDim, segments);
@@ -162,7 +232,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
 }  // namespace
 }  // namespace ringattn
 
-TORCH_LIBRARY_IMPL(ringattn, CPU, m) {
-  m.impl("virtual_ring_forward", ringattn::forward_op);
-  m.impl("virtual_ring_backward", ringattn::backward_op);
+TORCH_LIBRARY_FRAGMENT(ringattn, m) {
+  ringattn::implement(m, "virtual_ring_forward", ringattn::forward_op);
+  ringattn::implement(m, "virtual_ring_backward", ringattn::backward_op);
 }

@@ -26,27 +26,39 @@ int gradient_parts(const Pass& pass) { return int{pass.needs_grad_key} + int{pas
 
 }  // namespace
 
-void allocate_backward(const Pass& pass, int rank, BackwardTensors& tensors) {
+void allocate_backward(const Pass& pass, int rank, const Device& device, BackwardTensors& tensors, Lease& lease) {
   const auto accumulators = tensors.query.options().dtype(pass.accumulation_type);
   const bool same_type = pass.input_type == pass.accumulation_type;
   tensors.steps = backward_schedule(pass.query_layout, pass.key_layout, pass.mask, rank);
   const bool turns = tensors.steps.size() > 1;
 
-  tensors.delta = at::empty(tensors.query.sizes().slice(0, 3), accumulators);
+  const at::IntArrayRef rows_of_query = tensors.query.sizes().slice(0, 3);
+  tensors.delta = lease.empty(Slot::rows0, rows_of_query, accumulators);
+  if (device.kernels->has_streams()) {
+    tensors.minus_delta = lease.empty(Slot::rows1, rows_of_query, accumulators);
+    tensors.minus_lse_log2 = lease.empty(Slot::rows2, rows_of_query, accumulators);
+  }
   if (pass.needs_grad_query) {
     tensors.grad_query = empty_rows_like(tensors.query, pass.input_type);
-    tensors.query_accumulator = same_type ? tensors.grad_query : at::empty(tensors.query.sizes(), accumulators);
+    tensors.query_accumulator =
+        same_type ? tensors.grad_query : lease.empty(Slot::query_sum, tensors.query.sizes(), accumulators);
   }
   if (pass.needs_grad_key) tensors.grad_key = empty_rows_like(tensors.key, pass.input_type);
   if (pass.needs_grad_value) tensors.grad_value = empty_rows_like(tensors.value, pass.input_type);
 
   const int parts = gradient_parts(pass);
   if (turns) {
-    for (at::Tensor& block : tensors.blocks) block = at::empty({packed_size(pass, 2)}, tensors.key.options());
+    constexpr Slot slots[kBlockBuffers] = {Slot::block0, Slot::block1};
+    for (int i = 0; i < kBlockBuffers; ++i) {
+      tensors.blocks[i] = lease.empty(slots[i], {packed_size(pass, 2)}, tensors.key.options());
+    }
   }
   if (parts > 0 && (turns || !same_type)) {
+    constexpr Slot slots[kGradientBuffers] = {Slot::gradient0, Slot::gradient1, Slot::gradient2};
     const int buffers = turns ? kGradientBuffers : 1;
-    for (int i = 0; i < buffers; ++i) tensors.gradients[i] = at::empty({packed_size(pass, parts)}, accumulators);
+    for (int i = 0; i < buffers; ++i) {
+      tensors.gradients[i] = lease.empty(slots[i], {packed_size(pass, parts)}, accumulators);
+    }
   }
 }
 
@@ -64,6 +76,10 @@ void ring_backward(const Pass& pass, int rank, Transport* transport, const Devic
   args.grad_out = rows(tensors.grad_out);
   args.grad_lse = tensors.grad_lse.defined() ? tensors.grad_lse.data_ptr() : nullptr;
   args.delta = tensors.delta.data_ptr();
+  if (tensors.minus_delta.defined()) {
+    args.minus_delta = tensors.minus_delta.data_ptr();
+    args.minus_lse_log2 = tensors.minus_lse_log2.data_ptr();
+  }
   device.kernels->delta(args, device.launch);
   if (pass.needs_grad_query) {
     tensors.query_accumulator.zero_();
@@ -82,6 +98,7 @@ void ring_backward(const Pass& pass, int rank, Transport* transport, const Devic
 
   std::vector<at::Tensor> local;
   for (const BackwardStep& step : tensors.steps) {
+    const StepScope scope(pass, "ring backward", &step - tensors.steps.data(), step.block, step.visibility);
     if (step.read_buffer != kOwnTensors) {
       const PackedBlock block = packed(step.read_buffer, step.block);
       if (step.source == Source::kept) {

@@ -14,7 +14,8 @@
 
 namespace ringattn {
 
-ForwardTensors allocate_forward(const Pass& pass, int rank, at::Tensor query, at::Tensor key, at::Tensor value) {
+ForwardTensors allocate_forward(const Pass& pass, int rank, at::Tensor query, at::Tensor key, at::Tensor value,
+                                Lease& lease) {
   ForwardTensors tensors;
   const auto accumulators = query.options().dtype(pass.accumulation_type);
   const at::IntArrayRef rows_of_query = query.sizes().slice(0, 3);
@@ -23,13 +24,15 @@ ForwardTensors allocate_forward(const Pass& pass, int rank, at::Tensor query, at
   tensors.steps = forward_schedule(pass.query_layout, pass.key_layout, pass.mask, rank);
   const bool turns = tensors.steps.size() > 1;
   if (turns) {
-    tensors.o = at::empty(query.sizes(), accumulators);
-    tensors.m = at::empty(rows_of_query, accumulators);
-    tensors.l = at::empty(rows_of_query, accumulators);
+    tensors.o = lease.empty(Slot::query_sum, query.sizes(), accumulators);
+    tensors.m = lease.empty(Slot::rows0, rows_of_query, accumulators);
+    tensors.l = lease.empty(Slot::rows1, rows_of_query, accumulators);
   }
   if (pass.world_size() > 1) {
-    tensors.blocks[0] = at::empty({packed_size(pass, 2)}, key.options());
-    if (turns) tensors.blocks[1] = at::empty_like(tensors.blocks[0]);
+    const std::int64_t size = packed_size(pass, 2);
+    const int kept = turns ? tensors.steps.back().read_buffer : 0;  // leaves the pass
+    tensors.blocks[kept] = at::empty({size}, key.options());
+    if (turns) tensors.blocks[1 - kept] = lease.empty(Slot::block0, {size}, key.options());
   }
   tensors.query = std::move(query);
   tensors.key = std::move(key);
@@ -59,6 +62,7 @@ at::Tensor ring_forward(const Pass& pass, int rank, Transport* transport, const 
   }
 
   for (const ForwardStep& step : steps) {
+    const StepScope scope(pass, "ring", &step - steps.data(), step.block, step.visibility);
     std::unique_ptr<Exchange> exchange;
     if (step.next_block != kNone) {
       exchange = transport->post({{packed(step.read_buffer, step.block).message, step.send_to}},

@@ -17,8 +17,10 @@ struct ForwardTensors {
   at::Tensor blocks[kBlockBuffers];  // undefined in a ring of one; the first alone if the ring does not turn
 };
 
-// Decides the schedule and allocates everything a forward pass needs beside its inputs.
-ForwardTensors allocate_forward(const Pass& pass, int rank, at::Tensor query, at::Tensor key, at::Tensor value);
+// Decides the schedule and takes everything a forward pass needs beside its inputs: new tensors for what leaves it, the
+// rest from `lease`, which must last as long as the pass.
+ForwardTensors allocate_forward(const Pass& pass, int rank, at::Tensor query, at::Tensor key, at::Tensor value,
+                                Lease& lease);
 
 // Fills out and lse. Returns the buffer with the block on which the pass ended, which backward starts from; an empty
 // tensor in a ring of one. `transport` may be null in a ring of one.

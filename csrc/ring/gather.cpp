@@ -29,14 +29,17 @@ void put_segments(at::Tensor& whole, std::int64_t dim, const Segments& segments,
   }
 }
 
-GatherTensors allocate_gather(const Layout& layout, const at::Tensor& part, std::int64_t dim) {
+GatherTensors allocate_gather(const Layout& layout, const at::Tensor& part, std::int64_t dim, Lease& lease) {
   GatherTensors tensors;
   std::vector<std::int64_t> shape = part.sizes().vec();
   shape[dim] = layout.seq_len();
   tensors.whole = at::empty(shape, part.options());
   shape[dim] = layout.capacity();
   if (layout.world_size() > 1) {
-    for (at::Tensor& buffer : tensors.buffers) buffer = at::empty({c10::multiply_integers(shape)}, part.options());
+    constexpr Slot slots[kBlockBuffers] = {Slot::block0, Slot::block1};
+    for (int i = 0; i < kBlockBuffers; ++i) {
+      tensors.buffers[i] = lease.empty(slots[i], {c10::multiply_integers(shape)}, part.options());
+    }
   }
   return tensors;
 }

@@ -6,6 +6,7 @@
 #include "comm/transport.h"
 #include "core/layout.h"
 #include "core/schedule.h"
+#include "ring/workspace.h"
 
 namespace ringattn {
 
@@ -20,8 +21,8 @@ struct GatherTensors {
   at::Tensor buffers[kBlockBuffers];  // undefined in a ring of one
 };
 
-// `part` has this rank's tokens along `dim`.
-GatherTensors allocate_gather(const Layout& layout, const at::Tensor& part, std::int64_t dim);
+// `part` has this rank's tokens along `dim`. `lease` must last as long as the gathering.
+GatherTensors allocate_gather(const Layout& layout, const at::Tensor& part, std::int64_t dim, Lease& lease);
 
 // Passes every rank's part round the ring and fills the whole tensor. `transport` may be null in a ring of one.
 void ring_gather(const Layout& layout, int rank, Transport* transport, const at::Tensor& part, std::int64_t dim,

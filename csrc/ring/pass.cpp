@@ -7,6 +7,7 @@ namespace ringattn {
 void Pass::describe(CallHeader& header) const {
   const auto flag = [](bool value) { return std::int64_t{value}; };
   header.set(Field::dtype, std::int64_t{static_cast<int>(input_type)});
+  header.set(Field::device, std::int64_t{static_cast<int>(device_type)});
   header.set(Field::layout, std::int64_t{static_cast<int>(query_layout.kind())});
   header.set(Field::seq_len, std::int64_t{query_layout.seq_len()});
   header.set(Field::key_seq_len, std::int64_t{key_layout.seq_len()});
@@ -36,9 +37,35 @@ BlockArgs Pass::block_args(int rank) const {
   args.Sq = query_layout.length(rank);
   args.query_segments = query_layout.segments(rank);
   args.mask = mask;
+  if (device_documents.defined()) args.mask.document_bounds = device_documents.const_data_ptr<std::int32_t>();
   args.scale = scale;
   args.deterministic = deterministic;
   return args;
+}
+
+namespace {
+
+// What the kernel of a step has to do.
+std::string work_of(const Pass& pass, Visibility visibility) {
+  if (visibility == Visibility::skip) return "skipped";
+  if (visibility == Visibility::full) return "full";
+  std::string text;
+  const auto add = [&](const char* name) { text += (text.empty() ? "" : ", ") + std::string(name); };
+  const bool causal = pass.mask.right == 0;
+  if (causal) add("causal");
+  if (pass.mask.left != Mask::kUnbounded || (!causal && pass.mask.right != Mask::kUnbounded)) add("window");
+  if (pass.mask.document_bounds != nullptr) add("documents");
+  return text;
+}
+
+}  // namespace
+
+StepScope::StepScope(const Pass& pass, const char* direction, std::size_t step, int block, Visibility visibility)
+    : record_(at::RecordScope::USER_SCOPE) {
+  if (!record_.isActive()) return;
+  name_ = std::string(direction) + " step " + std::to_string(step) + ": block " + std::to_string(block) + ", " +
+          work_of(pass, visibility);
+  record_.before(name_);
 }
 
 Rows rows(const at::Tensor& tensor) {

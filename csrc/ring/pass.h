@@ -3,7 +3,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
+#include <string>
 #include <vector>
 
 #include "comm/transport.h"
@@ -11,11 +13,14 @@
 #include "core/kernels.h"
 #include "core/layout.h"
 #include "core/mask.h"
+#include "core/schedule.h"
+#include "ring/workspace.h"
 
 namespace ringattn {
 
 struct Pass {
   DType dtype = DType::float32;
+  at::DeviceType device_type = at::kCPU;
   at::ScalarType input_type = at::kFloat;
   at::ScalarType accumulation_type = at::kFloat;  // double for double, else float
   std::int64_t B = 0, Hq = 0, Hkv = 0, D = 0;
@@ -23,6 +28,7 @@ struct Pass {
   Layout key_layout{LayoutKind::contiguous, 1, 0};
   Mask mask;
   std::vector<std::int32_t> document_bounds;  // what mask.document_bounds points into, if it is set
+  at::Tensor device_documents;                // where kernels read them instead, if that is not the host's memory
   bool is_causal = false;                     // as the caller said; the mask has it as right = 0
   double scale = 1.0;
   bool deterministic = true;
@@ -47,6 +53,16 @@ struct Pass {
 struct Device {
   const KernelTable* kernels = nullptr;
   Launch launch;
+};
+
+// A scope of the profiler around one step, as in "ring step 2: block 1, causal"; a range under emit_nvtx.
+class StepScope {
+ public:
+  StepScope(const Pass& pass, const char* direction, std::size_t step, int block, Visibility visibility);
+
+ private:
+  std::string name_;  // the record only refers to it
+  at::RecordFunction record_;
 };
 
 Rows rows(const at::Tensor& tensor);  // [B, H, S, D]

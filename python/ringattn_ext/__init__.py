@@ -11,6 +11,7 @@ load()  # before anything else: refuses a torch that the library was not built f
 
 from ringattn_ext import _fakes  # noqa: E402, F401  registers them
 from ringattn_ext._attention import ring_attention, virtual_ring_attention  # noqa: E402
+from ringattn_ext._init import init, release_workspace  # noqa: E402
 from ringattn_ext._ops import RingError  # noqa: E402
 from ringattn_ext._rotary import rotary  # noqa: E402
 from ringattn_ext._sharding import positions, shard, unshard  # noqa: E402
@@ -19,7 +20,9 @@ from ringattn_ext._version import __version__  # noqa: E402
 __all__ = [
     "RingError",
     "__version__",
+    "init",
     "positions",
+    "release_workspace",
     "ring_attention",
     "rotary",
     "shard",

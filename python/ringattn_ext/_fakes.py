@@ -134,6 +134,11 @@ def _(order, group, reason):
     return None
 
 
+@torch.library.register_fake("ringattn::init")
+def _(order, group, device):
+    return None
+
+
 @torch.library.register_fake("ringattn::block_forward_")
 def _(o, m, l, query, key, value, query_segments, key_segments, key_seq_len, is_causal, window, cu_seqlens, *options):  # noqa: E741
     _check("", query=query, key=key, value=value, o=o, m=m, l=l, cu_seqlens=cu_seqlens)

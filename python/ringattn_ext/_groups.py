@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 _T = TypeVar("_T")
@@ -65,3 +66,38 @@ def rank_and_size(name: str) -> tuple[int, int]:
             "here, destroyed, or has other members"
         ) from None
     return group.rank(), group.size()
+
+
+@constant_in_compiled_code
+def prepare(name: str) -> None:
+    """Gives the group of that name a side group for headers, if it lacks a backend for the CPU; before its first call.
+
+    All ranks of the group come here with their first call, and no others need to.
+    """
+    if name == "" or not torch.ops.ringattn.lacks_side_group(name):
+        return
+    group = dist.distributed_c10d._resolve_process_group(name)
+    side = dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=_timeout(group),
+        backend="gloo",
+        use_local_synchronization=True,
+        group_desc="ringattn_headers",
+    )
+    torch.ops.ringattn.use_side_group(name, side.group_name)
+
+
+def _timeout(group: dist.ProcessGroup) -> object:
+    """The group's own, so that a lost rank is noticed at the same time on both."""
+    backend = group._get_backend(group._device_types[0])
+    return getattr(backend.options, "_timeout", None)
+
+
+def payload_device(name: str) -> torch.device:
+    """Where the tensors of a group's calls are expected: the current GPU if it has a backend for one, else the CPU."""
+    types = {device.type for device in dist.distributed_c10d._resolve_process_group(name)._device_types}
+    if "cuda" in types and torch.cuda.is_available():
+        backend = dist.distributed_c10d._resolve_process_group(name)._get_backend(torch.device("cuda"))
+        if backend.supports_coalescing:
+            return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

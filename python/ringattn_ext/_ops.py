@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ringattn_ext._C import RING_ERROR_PREFIX
+from ringattn_ext._groups import prepare
 
 _T = TypeVar("_T")
 
@@ -38,7 +39,9 @@ def ring_call(group: str, function: Callable[[], _T]) -> _T:
     the other ranks raise too instead of waiting.
     """
     if torch.compiler.is_compiling():
+        prepare(group)
         return function()
+    prepare(group)
     calls = torch.ops.ringattn.calls(group)
     try:
         return function()

@@ -26,6 +26,7 @@ const Example kExamples[] = {
     {Field::op, 0, 1, "the operator", "ring_forward", "ring_backward"},
     {Field::call, 7, 8, "the call number on this group", "7", "8"},
     {Field::dtype, 6, 15, "dtype", "float32", "bfloat16"},
+    {Field::device, 0, 1, "the kind of device", "cpu", "cuda"},
     {Field::layout, 1, 2, "layout", "zigzag", "striped"},
     {Field::seq_len, 4096, 4095, "seq_len", "4096", "4095"},
     {Field::key_seq_len, 5, 6, "key_seq_len", "5", "6"},
