@@ -117,11 +117,17 @@ def ring_attention(
 
     Memory per rank beside inputs and results, whatever the number of ranks: forward two blocks of keys and values and,
     in the accumulation type, one output; one of the blocks is kept for backward. Backward two more blocks, three times
-    the gradient of a block and the gradient of the queries in the accumulation type.
+    the gradient of a block and the gradient of the queries in the accumulation type. Of this, all but the kept block is
+    shared by the calls on a group and stays with it: see `release_workspace`.
+
+    On a GPU the kernels run on the current stream; the blocks travel on the stream of the group's NCCL communicator,
+    under them. The host only enqueues: it waits for no kernel and no message, except for the first call (see `init`)
+    and for a `cu_seqlens` on the GPU.
 
     Args:
-        query: [B, Hq, S_local, D], float64, float32, bfloat16 or float16; 1 <= D <= 256. Any strides; if the last one
-            is not 1, a copy is made.
+        query: [B, Hq, S_local, D]. On the CPU float64, float32, bfloat16 or float16 and 1 <= D <= 256; on a GPU (sm_80
+            or newer) bfloat16 or float16 and D a multiple of 8 up to 256. Any strides; if the last one is not 1, a copy
+            is made.
         key, value: [B, Hkv, S_local, D] of the same dtype and device; Hq must be a multiple of Hkv.
         group: None (the world group, or a ring of one if torch.distributed is not initialised), a ProcessGroup, a
             group name, or a one-dimensional DeviceMesh. The order of the ring is the rank in the group.
@@ -134,6 +140,7 @@ def ring_attention(
             right is taken as 0.
         cu_seqlens: [documents + 1], int32 or int64: boundaries of packed documents over the whole sequence, from 0 to
             seq_len, the same on every rank. A query attends to its own document alone. Empty documents are allowed.
+            Best on the CPU, also for tensors on a GPU: the schedule of the ring depends on it.
         scale: the factor on q.k before the softmax, finite and > 0. Default: D ** -0.5.
         enable_gqa: must be True for Hq != Hkv: query head h then uses key/value head h // (Hq // Hkv).
         deterministic: False allows a faster sum of the queries' gradients whose bits may change from run to run, on
@@ -147,9 +154,16 @@ def ring_attention(
 
     Raises:
         ValueError, TypeError: this rank's arguments are bad. The other ranks raise RingError.
+        NotImplementedError: this build or this machine has no kernels for the device; the text says why.
         RingError: ranks disagree about the call, another rank refused its input, or communication failed. After a
             disagreement or a refusal the group stays usable. In compiled code: a RuntimeError with the same text; and a
             rank that fails while it is tracing is not heard by the others, which wait for the group's timeout.
+
+    A group with a backend for GPUs compares its calls at number 1, 2, 4, 8, … alone, so that the hosts of its ranks need
+    not keep pace; a disagreement or a refusal between these leaves the other ranks to the group's timeout.
+
+    CUDA graphs: forward and backward can be captured, on a group after `init` and one call with the same arguments. All
+    ranks capture, and replay in the same order.
 
     Compile after torch.distributed is initialised: groups, ranks and sizes are constants of the compiled code.
 
@@ -191,8 +205,10 @@ def virtual_ring_attention(
     """ring_attention of `world_size` virtual ranks in this process: whole tensors in, whole tensors out.
 
     The tensors are cut as `layout` says, and every virtual rank runs the code of a real one, in a thread of its own,
-    over a transport that copies memory. The threads share torch.get_num_threads(). For debugging, and to see what a
-    ring of up to 1024 ranks computes on a machine that has not so many.
+    over a transport that copies memory. The threads share torch.get_num_threads(). On a GPU every virtual rank has a
+    stream for its kernels and one for its copies, which the environment variable RINGATTN_LOOPBACK_GBPS slows down to
+    the speed of a link in GB/s. For debugging, and to see what a ring of up to 1024 ranks computes on a machine that has
+    not so many.
 
     Arguments as for `ring_attention`, with S instead of S_local. Raises ValueError and TypeError for bad arguments.
     """
