@@ -121,7 +121,7 @@ def exact(tensors: list[Tensor], causal: bool, head: int, rows: int = 2048) -> l
 
 def difference(got: Iterable[Tensor], expected: Iterable[Tensor], head: int) -> str:
     for name, one, right in zip(("out", "dq", "dk", "dv"), got, expected, strict=False):
-        error = float((one[:, head : head + 1].double() - right).norm() / right.norm())
+        error = float((one.detach()[:, head : head + 1].double() - right).norm() / right.norm())
         if not error < 1e-2:  # bfloat16 rounds to 2^-9; exactness to the last bit is what the tests are for
             return f"{name} off by {error:.1e}"
     return ""
