@@ -117,7 +117,9 @@ def compare_on_the_side(rank: int, world_size: int) -> None:
 
     # The first call of a Python function makes the side group; every rank refuses tensors of the CPU, and says so.
     answer = attempt(ra.ring_attention, **call)
-    assert answer[0] == "ValueError" and "query: expected a device whose tensors the group can carry, got cpu" in answer[1]
+    assert (
+        answer[0] == "ValueError" and "query: expected a device whose tensors the group can carry, got cpu" in answer[1]
+    )
     assert not torch.ops.ringattn.lacks_side_group(name)
     # One rank's bad argument reaches the others through it.
     answer = attempt(ra.ring_attention, **(call | {"scale": -1.0} if rank == world_size - 1 else call))

@@ -22,11 +22,11 @@ void check_number(const at::Tensor& tensor, const char* name) {
                     type_name(tensor.scalar_type()), " on ", tensor.device());
 }
 
-// The kernels of a pass, with everything of it that kernels read placed on their device.
-Device place(const Ring& ring, Pass& pass, const at::Tensor& query, int threads) {
-  const at::Device where = query.device();
+// The kernels of a pass. Makes their device current and places there what they read beside tensors.
+Device place(const Ring& ring, Pass& pass, at::Device where, int threads, c10::OptionalDeviceGuard& guard) {
   const Device device = kernels_for(where, "query", pass.dtype, pass.D, threads);
   check_carrier(ring, "query", where);
+  guard.reset_device(where);
   pass.device_documents = place_documents(where, pass.document_bounds);
   return device;
 }
@@ -47,8 +47,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
     pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (order.defined()) check_number(order, "order");
-    device = place(ring, *pass, query, threads);
-    guard.reset_device(query.device());
+    device = place(ring, *pass, query.device(), threads, guard);
     lease = ring.lease(query.device(), capturing);
     tensors = allocate_forward(*pass, ring.rank, with_unit_stride(query), with_unit_stride(key),
                                with_unit_stride(value), lease);
@@ -84,11 +83,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     check(saved.out, "out", shape, pass->input_type);
     check(saved.lse, "lse", row_shape, pass->accumulation_type);
     check(saved.kept, "kept", {ring.world_size == 1 ? 0 : packed_size(*pass, 2)}, pass->input_type);
-    if (saved.grad_lse) {
-      check(*saved.grad_lse, "grad_lse", row_shape, pass->accumulation_type);
-    }
-    device = place(ring, *pass, saved.query, threads);
-    guard.reset_device(saved.query.device());
+    if (saved.grad_lse) check(*saved.grad_lse, "grad_lse", row_shape, pass->accumulation_type);
+    device = place(ring, *pass, saved.query.device(), threads, guard);
     lease = ring.lease(saved.query.device(), capturing);
     if (saved.grad_lse) tensors.grad_lse = saved.grad_lse->contiguous();
     tensors.query = with_unit_stride(saved.query);
