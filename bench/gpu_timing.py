@@ -302,7 +302,7 @@ def main() -> None:
             report["overlap"].append(asdict(one))
             print(
                 f"P={one.world_size}  {one.gigabytes_per_second:7.1f} GB/s  ring {one.ring:8.2f} ms, kernels alone "
-                f"{one.kernels:8.2f} ms, copies alone {one.copies:8.2f} ms: {100 * one.hidden:.0f} % of the copies hidden"
+                f"{one.kernels:8.2f} ms, copies alone {one.copies:8.2f} ms: {100 * one.hidden:.0f} % hidden"
             )
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -159,8 +159,8 @@ def ring_attention(
             disagreement or a refusal the group stays usable. In compiled code: a RuntimeError with the same text; and a
             rank that fails while it is tracing is not heard by the others, which wait for the group's timeout.
 
-    A group with a backend for GPUs compares its calls at number 1, 2, 4, 8, … alone, so that the hosts of its ranks need
-    not keep pace; a disagreement or a refusal between these leaves the other ranks to the group's timeout.
+    A group with a backend for GPUs compares its calls at number 1, 2, 4, 8, … alone, so that the hosts of its ranks
+    need not keep pace; a disagreement or a refusal between these leaves the other ranks to the group's timeout.
 
     CUDA graphs: forward and backward can be captured, on a group after `init` and one call with the same arguments. All
     ranks capture, and replay in the same order.
@@ -207,8 +207,8 @@ def virtual_ring_attention(
     The tensors are cut as `layout` says, and every virtual rank runs the code of a real one, in a thread of its own,
     over a transport that copies memory. The threads share torch.get_num_threads(). On a GPU every virtual rank has a
     stream for its kernels and one for its copies, which the environment variable RINGATTN_LOOPBACK_GBPS slows down to
-    the speed of a link in GB/s. For debugging, and to see what a ring of up to 1024 ranks computes on a machine that has
-    not so many.
+    the speed of a link in GB/s. For debugging, and to see what a ring of up to 1024 ranks computes on a machine that
+    has not so many.
 
     Arguments as for `ring_attention`, with S instead of S_local. Raises ValueError and TypeError for bad arguments.
     """

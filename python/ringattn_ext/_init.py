@@ -9,7 +9,7 @@ from ringattn_ext._ops import order, ring_call
 
 
 def init(group: object = None, *, device: torch.device | str | int | None = None) -> None:
-    """Sets up a group for ring attention, so that its first step is as fast as any other. Every rank must make the call.
+    """Sets up a group for ring attention, so that its first step is as fast as any other. Every rank must call it.
 
     One hop in each direction opens the connections between neighbours, which NCCL otherwise does inside the first
     step. For a group without a backend for the CPU it also makes a gloo group of the same ranks, on which the ranks
