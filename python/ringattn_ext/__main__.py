@@ -1,8 +1,13 @@
-"""python -m ringattn_ext shapes: the tile shapes of the CUDA kernels."""
+"""Commands of the package.
+
+python -m ringattn_ext shapes [--arch N]: the tile shapes of the CUDA kernels
+"""
 
 from __future__ import annotations
 
 import argparse
+
+from ringattn_ext._load import load
 
 KERNELS = ("forward", "backward_keys", "backward_queries")
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -12,6 +17,7 @@ COLUMNS = ("queries", "keys", "score_columns", "warps", "tiles_per_warp", "colum
 
 def shapes(architectures: list[int]) -> str:
     """A line for each kernel, architecture and head_dim; what the columns say stands in csrc/cuda/shapes.h."""
+    load()
     from ringattn_ext import _C
 
     lines: list[tuple[str, ...]] = [("kernel", "arch", "head_dim", *COLUMNS, "shared_bytes")]
@@ -30,7 +36,8 @@ def shapes(architectures: list[int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m ringattn_ext", description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m ringattn_ext", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("shapes", help="tile shapes of the CUDA kernels")
     command.add_argument("--arch", type=int, action="append", help="as in 80; may be repeated")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -15,6 +16,16 @@ from pathlib import Path
 from ringattn_ext._version import __version__
 
 _SOURCES = Path(__file__).resolve().parents[2]  # in a checkout; anything else if installed from a wheel
+
+
+def runs_as_command() -> bool:
+    """Whether this process is `python -m ringattn_ext ...` and Python is still looking for __main__.
+
+    Python documents that sys.argv[0] is "-m" for that time. In sys.orig_argv the word before the arguments is then the
+    module, or ends with it.
+    """
+    word = sys.orig_argv[-len(sys.argv)] if 0 < len(sys.argv) < len(sys.orig_argv) else ""
+    return sys.argv[:1] == ["-m"] and re.fullmatch(r"(-\w*m)?ringattn_ext(\.__main__)?", word) is not None
 
 
 def load() -> None:
@@ -34,7 +45,7 @@ def load() -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        install = _pip("install", f"torch=={built.TORCH_MINOR}.*")
+        install = torch_command(built.TORCH_MINOR, replace=False)
         raise ImportError(f"{name}, and torch is not installed. Install it:\n\n    {install}\n") from None
 
     found: str = str(torch.__version__)
@@ -51,23 +62,38 @@ def load() -> None:
 
 def _not_built() -> str:
     text = f"ringattn_ext {__version__} has no compiled library for this Python ({sys.implementation.cache_tag})"
-    if _in_checkout():
-        return f"{text}. Build it:\n\n    {_pip('install', '-e', str(_SOURCES))}\n"
-    return f"{text}. Install it again:\n\n    {_pip('install', '--force-reinstall', '--no-deps', 'ringattn_ext')}\n"
+    return f"{text}. {'Build it' if sources() else 'Install it again'}:\n\n    {reinstall_command()}\n"
 
 
 def _mend(minor: str, *, replace: bool) -> str:
+    text = "Build it again for this torch" if sources() else "Install the torch that it was built for"
+    return f"{text}:\n\n    {fitting_command(minor, replace=replace)}\n"
+
+
+def reinstall_command() -> str:
+    """Makes the compiled library anew."""
+    if sources():
+        return pip_command("install", "-e", str(sources()))
+    return pip_command("install", "--force-reinstall", "--no-deps", "ringattn_ext")
+
+
+def fitting_command(minor: str, *, replace: bool) -> str:
     """From sources: build for the torch that is there. From a wheel: get the torch that it was built for."""
-    if _in_checkout():
-        return f"Build it again for this torch:\n\n    {_pip('install', '-e', str(_SOURCES))}\n"
+    return reinstall_command() if sources() else torch_command(minor, replace=replace)
+
+
+def torch_command(minor: str, *, replace: bool) -> str:
+    """Installs a torch of this minor; `replace`: though the one that is there fulfils the requirement."""
     # pip would find that a CPU build fulfils the requirement, and leave it.
     force = ["--force-reinstall"] if replace else []
-    return f"Install the torch that it was built for:\n\n    {_pip('install', *force, f'torch=={minor}.*')}\n"
+    return pip_command("install", *force, f"torch=={minor}.*")
 
 
-def _in_checkout() -> bool:
-    return (_SOURCES / "setup.py").is_file() and (_SOURCES / "CMakeLists.txt").is_file()
+def sources() -> Path | None:
+    """The checkout that this package lies in; None if installed from a wheel."""
+    found = (_SOURCES / "setup.py").is_file() and (_SOURCES / "CMakeLists.txt").is_file()
+    return _SOURCES if found else None
 
 
-def _pip(*words: str) -> str:
+def pip_command(*words: str) -> str:
     return shlex.join([sys.executable or "python", "-m", "pip", *words])
