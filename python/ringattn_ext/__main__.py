@@ -1,12 +1,15 @@
 """Commands of the package.
 
+python -m ringattn_ext doctor [--json]: why an installation does not work, and what mends it
 python -m ringattn_ext shapes [--arch N]: the tile shapes of the CUDA kernels
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 
+from ringattn_ext import _doctor
 from ringattn_ext._load import load
 
 KERNELS = ("forward", "backward_keys", "backward_queries")
@@ -39,9 +42,15 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m ringattn_ext", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser(
+        "doctor", help="what is wrong with an installation", description=_doctor.__doc__, formatter_class=raw
+    )
+    command.add_argument("--json", action="store_true", help="one JSON object, its keys as above")
     command = commands.add_parser("shapes", help="tile shapes of the CUDA kernels")
     command.add_argument("--arch", type=int, action="append", help="as in 80; may be repeated")
     arguments = parser.parse_args()
+    if arguments.command == "doctor":
+        sys.exit(_doctor.run(as_json=arguments.json))
     print(shapes(arguments.arch or list(ARCHITECTURES)))
 
 
