@@ -26,8 +26,9 @@ steps=()
 step() { # name, seconds it may take, command …
   local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
+  local left=$((480 - SECONDS))
   printf '\n=== %s (after %d s)\n' "$name" "$SECONDS"
-  timeout --kill-after=5 "$limit" "$@" || status=$?
+  timeout --kill-after=5 $((limit < left ? limit : left > 1 ? left : 1)) "$@" || status=$?
   local word=passed
   if [ "$status" -eq 77 ]; then
     word="not run"
@@ -74,7 +75,7 @@ step "build for sm_$arch" 240 bash -c build
 step "the emulator against the hardware" 150 env RINGATTN_HARDWARE=1 bash -c 'tests tests/emulator tests/cuda/test_forward.py'
 step "correctness" 150 bash -c 'tests tests/gpu'
 step "sanitizer" 90 bash -c sanitizer
-step "timing" 120 "$python" bench/gpu_timing.py --json "$results/timing.json"
+step "timing" 120 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$python" bench/gpu_timing.py --json "$results/timing.json"
 (IFS=, && printf '[%s]\n' "${steps[*]}") > "$results/steps.json"
 printf '\n%d s in all; results in %s\n' "$SECONDS" "$results"
 exit "$failed"

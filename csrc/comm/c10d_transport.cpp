@@ -25,6 +25,7 @@ constexpr int kTag = 0x52;
 struct Pending {
   WorkPtr work;
   std::string what;  // "send to rank 2"
+  bool on_stream = false;
 };
 
 [[noreturn]] void fail(const std::string& what, const std::string& reason) {
@@ -58,13 +59,18 @@ class C10dExchange final : public Exchange {
   }
 
  private:
-  // Work in flight must not outlive its buffers: end it, then see it ended.
+  // Work in flight must not outlive its buffers: end it, then see it ended. Where messages travel on a stream, what is
+  // freed is not used before that stream is done with it once the current one waits for it; ending the work there would
+  // end the communicator of the whole group.
   void abort() noexcept {
     for (const Pending& pending : pending_) {
       try {
-        pending.work->abort();
-        pending.work->wait();
+        if (!pending.on_stream) pending.work->abort();
       } catch (...) {  // the first failure has been reported, or nobody waits for this exchange any more
+      }
+      try {
+        pending.work->wait();
+      } catch (...) {
       }
     }
     pending_.clear();
@@ -109,8 +115,10 @@ class C10dTransport final : public Transport {
           ++tag;  // also for an empty message: the other side counts it too
           if (is_empty(message)) continue;
           what = (send ? "send to rank " : "receive from rank ") + std::to_string(message.peer);
-          std::vector<at::Tensor> list{message.tensor};
-          tensors.push_back(message.tensor);
+          // As bytes, since backends for GPUs do not know every dtype.
+          const at::Tensor& tensor = message.tensor;
+          std::vector<at::Tensor> list{tensor.is_cpu() ? tensor : tensor.view({-1}).view(at::kByte)};
+          tensors.push_back(tensor);
           const at::DeviceType device = message.tensor.device().type();
           if (!coalesced && coalesces(group_, device)) {
             group_->startCoalescing(device);
@@ -139,7 +147,8 @@ class C10dTransport final : public Transport {
   void close_coalescing(std::optional<at::DeviceType>& coalesced, std::vector<Pending>& pending) {
     if (!coalesced) return;
     const at::DeviceType device = *std::exchange(coalesced, std::nullopt);
-    pending.push_back({group_->endCoalescing(device), "the exchange"});
+    WorkPtr work = group_->endCoalescing(device);
+    if (work) pending.push_back({std::move(work), "the exchange", /*on_stream=*/true});  // none if nothing was posted
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;

@@ -17,6 +17,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "core/error.h"
@@ -109,11 +110,10 @@ class HostExchange final : public Exchange {
   std::vector<Message> receives_;
 };
 
-// Its copies have been enqueued.
+// Letters whose copies have been enqueued, by this rank or by the ones they were sent to.
 class StreamExchange final : public Exchange {
  public:
-  StreamExchange(State& state, Letters sent, Letters received)
-      : state_(state), sent_(std::move(sent)), received_(std::move(received)) {}
+  explicit StreamExchange(State& state) : state_(state) {}
 
   // What was received into is not given back before the copy is over.
   ~StreamExchange() override {
@@ -122,6 +122,9 @@ class StreamExchange final : public Exchange {
     } catch (...) {  // the device has failed, and copies nothing any more
     }
   }
+
+  void add_sent(std::shared_ptr<State::Letter> letter) { sent_.push_back(std::move(letter)); }
+  void add_received(std::shared_ptr<State::Letter> letter) { received_.push_back(std::move(letter)); }
 
   void wait() override {
     for (const auto& letter : received_) block(*letter);
@@ -170,12 +173,13 @@ class LoopbackTransport final : public Transport {
                                             const std::vector<Message>& receives) {
     const c10::impl::VirtualGuardImpl streams(device.type());
     const c10::Stream own = streams.getStream(device);
-    if (!copies_) copies_ = streams.getStreamFromGlobalPool(device);
-    Letters sent, received;
+    if (!copies_) copies_ = virtual_stream(device, 2 * rank_ + 1);
+    auto exchange = std::make_unique<StreamExchange>(state_);
     for (const Message& message : sends) {
-      sent.push_back(std::make_shared<State::Letter>(message.tensor));
-      sent.back()->ready.emplace(device.type()).record(own);
-      state_.leave(sent.back(), rank_, message.peer);
+      const auto letter = std::make_shared<State::Letter>(message.tensor);
+      letter->ready.emplace(device.type()).record(own);
+      exchange->add_sent(letter);
+      state_.leave(letter, rank_, message.peer);
     }
     c10::Event posted(device.type());
     posted.record(own);
@@ -186,10 +190,10 @@ class LoopbackTransport final : public Transport {
       letter->ready->block(*copies_);
       copy(message.tensor, letter->tensor);
       letter->done.emplace(device.type()).record(*copies_);
+      exchange->add_received(letter);
       state_.mark_taken(*letter);
-      received.push_back(letter);
     }
-    return std::make_unique<StreamExchange>(state_, std::move(sent), std::move(received));
+    return exchange;
   }
 
   void copy(const at::Tensor& target, const at::Tensor& source) {
@@ -214,6 +218,17 @@ class LoopbackTransport final : public Transport {
 };
 
 }  // namespace
+
+c10::Stream virtual_stream(at::Device device, int number) {
+  static std::mutex mutex;
+  static std::unordered_map<at::Device, std::vector<c10::Stream>> streams;
+  const std::lock_guard lock(mutex);
+  std::vector<c10::Stream>& found = streams[device];
+  while (static_cast<int>(found.size()) <= number) {
+    found.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  }
+  return found[number];
+}
 
 LoopbackHub::LoopbackHub(int world_size, Pacing pacing) : state_(std::make_unique<State>()) {
   state_->world_size = world_size;

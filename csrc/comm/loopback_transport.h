@@ -2,6 +2,8 @@
 // larger than the machine.
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <memory>
 
 #include "comm/transport.h"
@@ -15,6 +17,10 @@ struct Pacing {
   decltype(KernelTable::pace) pace = nullptr;
   double gigabytes_per_second = 0;
 };
+
+// Streams for virtual ranks on a device, always the same, since an allocator keeps memory for each: rank r computes on
+// number 2r and copies on number 2r + 1.
+c10::Stream virtual_stream(at::Device device, int number);
 
 class LoopbackHub {
  public:

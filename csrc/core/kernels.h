@@ -37,10 +37,11 @@ struct KernelTable {
   // Whether the device of that index has kernels for these. Null: it has them for every DType and head_dim.
   Obstacle (*obstacle)(DType dtype, std::int64_t head_dim, int device_index) = nullptr;
 
-  // Whether what is launched on this stream is being captured into a graph. Null: the device has no streams; then the
-  // mask's document bounds are read where the host has them, and backward reads no minus_lse_log2 and minus_delta.
-  bool (*is_capturing)(void* stream) = nullptr;
-  bool has_streams() const { return is_capturing != nullptr; }
+  // The number, not 0, of the graph into which what is launched on this stream is being captured; 0 if it runs. Null:
+  // the device has no streams; then the mask's document bounds are read where the host has them, and backward reads no
+  // minus_lse_log2 and minus_delta.
+  std::uint64_t (*capture)(void* stream) = nullptr;
+  bool has_streams() const { return capture != nullptr; }
 
   // Holds a stream back until `nanoseconds` have passed since pace(start, 0, stream) was reached; start is of the
   // device. Null: the device cannot.

@@ -100,10 +100,15 @@ Obstacle obstacle(DType dtype, std::int64_t head_dim, int device_index) {
   return {};
 }
 
-bool is_capturing(void* stream) {
+std::uint64_t capture(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "the state of a stream");
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  // A GPU that has failed captures nothing; what comes next says how it failed.
+  if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
 }
 
 int code_arch() {

@@ -9,7 +9,7 @@ namespace ringattn::cuda {
 
 // For the KernelTable. The driver is asked once for each GPU that is fit, and again for one that is not.
 Obstacle obstacle(DType dtype, std::int64_t head_dim, int device_index);
-bool is_capturing(void* stream);
+std::uint64_t capture(void* stream);
 
 // The architecture that the kernels' code for the current device was generated for, as in 80.
 int code_arch();

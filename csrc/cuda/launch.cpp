@@ -71,7 +71,7 @@ const KernelTable& kernels() {
       .backward = [](const BlockArgs& block,
                      const Launch& where) { launch_all(plan_backward(block, code_arch()), where); },
       .obstacle = obstacle,
-      .is_capturing = is_capturing,
+      .capture = capture,
       .pace = pace,
   };
   return table;

@@ -1,6 +1,7 @@
 // The local building blocks: one block, one state, no ring.
 #include <ATen/Functions.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -276,7 +277,10 @@ std::tuple<at::Tensor, at::Tensor> finalize_op(const at::Tensor& o, const at::Te
 std::int64_t key_tile(at::ScalarType dtype, std::int64_t head_dim, at::Device where) {
   TORCH_CHECK_VALUE(head_dim >= 1 && head_dim <= 256, "head_dim: expected a number from 1 to 256, got ", head_dim);
   const DType type = check_dtype(dtype, "dtype");
-  if (!where.is_cpu() && !where.has_index()) where.set_index(0);
+  if (!where.is_cpu() && !where.has_index()) {
+    kernels_for({where.type(), 0}, "device", type, head_dim);  // without a GPU there is no current one
+    where = c10::impl::VirtualGuardImpl(where.type()).getDevice();
+  }
   const Place place(where, "device", type, head_dim);
   return place.device.kernels->key_tile(type, head_dim);
 }

@@ -69,8 +69,9 @@ std::vector<std::int32_t> check_documents(const at::Tensor& cu_seqlens, std::int
   TORCH_CHECK_VALUE(cu_seqlens.dim() == 1 && cu_seqlens.numel() >= 1,
                     "cu_seqlens: expected one dimension with at least one entry, got shape ",
                     shape_text(cu_seqlens.sizes()));
-  TORCH_CHECK_VALUE(!is_capturing(cu_seqlens.device()), "cu_seqlens: expected a CPU tensor while a graph is captured, ",
-                    "got one on ", cu_seqlens.device(), ", whose numbers the host would have to wait for");
+  TORCH_CHECK_VALUE(capture_on(cu_seqlens.device()) == 0,
+                    "cu_seqlens: expected a CPU tensor while a graph is captured, ", "got one on ", cu_seqlens.device(),
+                    ", whose numbers the host would have to wait for");
   const at::Tensor host = cu_seqlens.to(at::kCPU, at::kLong).contiguous();
   const std::int64_t* bounds = host.const_data_ptr<std::int64_t>();
   const std::int64_t count = host.numel();
@@ -159,7 +160,6 @@ Pass check_pass(const at::Tensor& query, const at::Tensor& key, const at::Tensor
                 const Holder& holder) {
   Pass pass;
   pass.dtype = check_dtype(query.scalar_type(), "query");
-  pass.device_type = query.device().type();
   pass.input_type = query.scalar_type();
   pass.accumulation_type = accumulation_type(pass.input_type);
   check_dimensions(query, "query");

@@ -70,15 +70,27 @@ Device kernels_for(at::Device where, const char* name, DType dtype, std::int64_t
   return device;
 }
 
-bool is_capturing(at::Device where) {
-  if (where.is_cpu()) return false;
+std::uint64_t capture_on(at::Device where) {
+  if (where.is_cpu()) return 0;
   const KernelTable* table = table_of(where);
-  if (table == nullptr || !table->has_streams()) return false;
+  if (table == nullptr || !table->has_streams()) return 0;
   // Without a usable device there is no stream to ask for.
   constexpr DType any = DType::bfloat16;
-  if (table->obstacle != nullptr && table->obstacle(any, 64, where.index()).kind == Obstacle::Kind::device)
-    return false;
-  return table->is_capturing(current_stream(where).native_handle());
+  if (table->obstacle != nullptr && table->obstacle(any, 64, where.index()).kind == Obstacle::Kind::device) return 0;
+  return table->capture(current_stream(where).native_handle());
+}
+
+std::uint64_t current_capture() {
+  for (const at::DeviceType type : {at::kCUDA, at::kPrivateUse1}) {
+    const KernelTable* table = find_kernels(static_cast<int>(type));
+    if (table == nullptr ||
+        (table->obstacle != nullptr && table->obstacle(DType::bfloat16, 64, 0).kind == Obstacle::Kind::device)) {
+      continue;
+    }
+    const std::uint64_t capture = capture_on(c10::impl::VirtualGuardImpl(type).getDevice());
+    if (capture != 0) return capture;
+  }
+  return 0;
 }
 
 at::Tensor place_documents(at::Device where, const std::vector<std::int32_t>& bounds) {
@@ -93,31 +105,31 @@ at::Tensor place_documents(at::Device where, const std::vector<std::int32_t>& bo
     at::Tensor copy;
     bool captured = false;
   };
-  constexpr std::size_t kKept = 16;
+  constexpr std::ptrdiff_t kKept = 16;  // of those that no graph has captured
   static std::mutex mutex;
-  static auto& entries = *new std::list<Entry>;  // never destroyed: at exit the device may be gone
+  static auto& entries = *new std::list<Entry>;  // the last used first; never destroyed: at exit the device may be gone
   const c10::Stream stream = current_stream(where);
-  const bool capturing = table->is_capturing(stream.native_handle());
+  const bool capturing = table->capture(stream.native_handle()) != 0;
   const std::lock_guard lock(mutex);
-  auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& entry) {
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& entry) {
     // A capture runs on a stream of its own; what was copied on another one is there once its host waited for it.
     return (entry.stream == stream || (capturing && entry.stream.device() == where)) && entry.bounds == bounds;
   });
-  if (found == entries.end()) {
-    TORCH_CHECK(!capturing,
-                "cu_seqlens: a graph is being captured, and these documents are new; make one call with them before");
-    const auto options = at::TensorOptions().dtype(at::kInt);
-    at::Tensor host = at::empty({static_cast<std::int64_t>(bounds.size())}, options.pinned_memory(where.is_cuda()));
-    std::copy(bounds.begin(), bounds.end(), host.mutable_data_ptr<std::int32_t>());
-    entries.push_front({stream, bounds, host.to(options.device(where), /*non_blocking=*/true), false});
-    if (entries.size() > kKept) {
-      const auto oldest = std::find_if(entries.rbegin(), entries.rend(), [](const Entry& e) { return !e.captured; });
-      if (oldest != entries.rend()) entries.erase(std::next(oldest).base());
-    }
-  } else {
+  if (found != entries.end()) {
     entries.splice(entries.begin(), entries, found);
+    found->captured = found->captured || capturing;
+    return found->copy;
   }
-  entries.front().captured = entries.front().captured || capturing;
+  TORCH_CHECK(!capturing,
+              "cu_seqlens: a graph is being captured, and these documents are new; make one call with them before");
+  const auto kept = [](const Entry& entry) { return !entry.captured; };
+  if (std::count_if(entries.begin(), entries.end(), kept) >= kKept) {
+    entries.erase(std::next(std::find_if(entries.rbegin(), entries.rend(), kept)).base());
+  }
+  const auto options = at::TensorOptions().dtype(at::kInt);
+  at::Tensor host = at::empty({static_cast<std::int64_t>(bounds.size())}, options.pinned_memory(where.is_cuda()));
+  std::copy(bounds.begin(), bounds.end(), host.mutable_data_ptr<std::int32_t>());
+  entries.push_front({stream, bounds, host.to(options.device(where), /*non_blocking=*/true), false});
   return entries.front().copy;
 }
 

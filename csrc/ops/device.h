@@ -17,8 +17,10 @@ namespace ringattn {
 Device kernels_for(at::Device where, const char* name, DType dtype, std::int64_t head_dim,
                    int threads = at::get_num_threads());
 
-// Whether the current stream of a device is being captured into a graph.
-bool is_capturing(at::Device where);
+// The graph into which the current stream of a device is being captured, or of the current device that is no CPU; 0:
+// none.
+std::uint64_t capture_on(at::Device where);
+std::uint64_t current_capture();
 
 // Mask::document_bounds where kernels on the current stream of `where` can read them: a tensor that must outlive the
 // launches; undefined if they read the host's. It is copied once and kept, so that later calls move nothing. While a

@@ -1,5 +1,6 @@
 #include "ops/groups.h"
 
+#include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -10,6 +11,7 @@
 
 #include "comm/c10d_transport.h"
 #include "core/error.h"
+#include "ops/device.h"
 
 namespace ringattn {
 namespace {
@@ -21,11 +23,10 @@ std::shared_ptr<GroupState> state_of(const std::string& name, const Group& group
   static std::mutex mutex;
   static auto& states = *new std::map<std::string, std::shared_ptr<GroupState>>;  // not destroyed: devices may be gone
   const std::lock_guard lock(mutex);
+  // What was kept for groups that are gone goes too.
+  std::erase_if(states, [](const auto& entry) { return entry.second->group.expired(); });
   std::shared_ptr<GroupState>& state = states[name];
-  if (state == nullptr || state->group.lock() != group) {
-    std::erase_if(states, [](const auto& entry) { return entry.second != nullptr && entry.second->group.expired(); });
-    return states[name] = std::make_shared<GroupState>(group);
-  }
+  if (state == nullptr || state->group.lock() != group) state = std::make_shared<GroupState>(group);
   return state;
 }
 
@@ -53,6 +54,14 @@ std::string reason_of(const std::exception_ptr& error) {
   }
 }
 
+// One hop in each direction.
+void connect(Transport& transport, at::Device where) {
+  const int P = transport.world_size(), next = (transport.rank() + 1) % P, previous = (transport.rank() - 1 + P) % P;
+  const at::Tensor out = at::zeros({1}, at::TensorOptions().device(where)), in = at::empty_like(out);
+  transport.post({{out, next}}, {{in, previous}})->wait();
+  transport.post({{out, previous}}, {{in, next}})->wait();
+}
+
 }  // namespace
 
 Ring Ring::of_group(const std::string& name) {
@@ -64,14 +73,16 @@ Ring Ring::of_group(const std::string& name) {
   if (ring.world_size == 1) return ring;
   ring.state = state_of(name, group);
   ring.transport = c10d_transport(group);
-  ring.checks_every_call = !carries_accelerators(group);
-  const Group side = ring.state->side.lock();
-  if (side != nullptr && side != group) ring.header_transport = c10d_transport(side);
+  ring.carries_accelerators = ringattn::carries_accelerators(group);
+  if (ring.state->side != nullptr) ring.header_transport = c10d_transport(ring.state->side);
   return ring;
 }
 
-Lease Ring::lease(at::Device device, bool capturing) const {
-  return state == nullptr || capturing ? Lease() : Lease(state->workspace, device);
+Call call_on(const Ring& ring, Op op, at::Device payload) {
+  Call call{op, payload};
+  // Also where the tensors are elsewhere by mistake: the other ranks are capturing, and wait for nobody.
+  if (ring.carries_accelerators) call.capture = std::max(capture_on(payload), current_capture());
+  return call;
 }
 
 void check_carrier(const Ring& ring, const char* name, at::Device device) {
@@ -85,8 +96,7 @@ bool lacks_side_group(const std::string& name) {
   if (name.empty()) return false;
   const Group group = group_of(name);
   if (group->getSize() == 1 || carries_cpu(group)) return false;
-  const Group side = state_of(name, group)->side.lock();
-  return side == nullptr || side == group;
+  return state_of(name, group)->side == nullptr;
 }
 
 void use_side_group(const std::string& name, const std::string& side_name) {
@@ -96,40 +106,52 @@ void use_side_group(const std::string& name, const std::string& side_name) {
                     ", got one in which it is rank ", side->getRank(), " of ", side->getSize());
   TORCH_CHECK_VALUE(carries_cpu(side), "side: expected a group with a backend for the CPU, got ",
                     side->getBackendName());
-  state_of(name, group)->side = c10::weak_intrusive_ptr<c10d::ProcessGroup>(side);
+  const auto state = state_of(name, group);
+  const std::lock_guard lock(state->busy);
+  state->side = side;
 }
 
-Agreement::Agreement(Ring& ring, Op op, bool capturing, const std::function<void(CallHeader&)>& prepare) {
+Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare) {
   CallHeader header;
   if (ring.transport == nullptr) {
-    prepare(header);
+    prepare(header, lease_);
     return;
   }
 
-  header.set(Field::op, static_cast<std::int64_t>(op));
+  const bool on_gpus = ring.state != nullptr && !call.payload.is_cpu();
+  header.set(Field::op, static_cast<std::int64_t>(call.op));
+  header.set(Field::device, std::int64_t{static_cast<int>(call.payload.type())});
   if (ring.state != nullptr) {
     busy_ = std::unique_lock(ring.state->busy, std::try_to_lock);
     if (!busy_.owns_lock()) {
       throw RingError("another thread of this process is in a call on this group; one call at a time");
     }
+    TORCH_CHECK(call.capture == 0 || !on_gpus || ring.state->connected,
+                "a graph is being captured, and the connections of the group have not been opened: call "
+                "ringattn_ext.init(group) before");
     call_ = ++ring.state->calls;
     header.set(Field::call, call_);
   }
 
   std::exception_ptr refusal;
   try {
-    prepare(header);
+    if (ring.state != nullptr) lease_ = Lease(ring.state->workspace, call.payload, call.capture);
+    prepare(header, lease_);
   } catch (...) {
     refusal = std::current_exception();
     header.refuse(reason_of(refusal));
   }
+  const bool numbered = std::has_single_bit(static_cast<std::uint64_t>(call_));
+  if (call.capture == 0 && (!on_gpus || numbered)) show(ring, header, refusal);
+  if (refusal) std::rethrow_exception(refusal);
 
-  const bool checks = ring.checks_every_call || std::has_single_bit(static_cast<std::uint64_t>(call_));
-  if (capturing || !checks) {
-    if (refusal) std::rethrow_exception(refusal);
-    return;
+  if (on_gpus && !ring.state->connected) {
+    connect(*ring.transport, call.payload);
+    ring.state->connected = true;
   }
+}
 
+void Agreement::show(Ring& ring, CallHeader& header, const std::exception_ptr& refusal) {
   std::string text;
   try {
     Transport& carrier = ring.header_transport == nullptr ? *ring.transport : *ring.header_transport;
@@ -147,8 +169,7 @@ Agreement::Agreement(Ring& ring, Op op, bool capturing, const std::function<void
   } catch (...) {
     if (!refusal) throw;
   }
-  if (refusal) std::rethrow_exception(refusal);
-  if (!text.empty()) throw RingError(text);
+  if (!refusal && !text.empty()) throw RingError(text);
 }
 
 }  // namespace ringattn

@@ -37,36 +37,31 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
                                                           const at::Tensor& value, const at::Tensor& order,
                                                           const PassOptions& options, int threads) {
   c10::OptionalDeviceGuard guard;
-  std::optional<Agreement> agreement;  // before what the group must be held for
   std::optional<Pass> pass;
   ForwardTensors tensors;
   Device device;
-  Lease lease;
-  const bool capturing = is_capturing(query.device());
-  agreement.emplace(ring, Op::ring_forward, capturing, [&](CallHeader& header) {
+  const Call call = call_on(ring, Op::ring_forward, query.device());
+  const Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
     pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (order.defined()) check_number(order, "order");
     device = place(ring, *pass, query.device(), threads, guard);
-    lease = ring.lease(query.device(), capturing);
     tensors = allocate_forward(*pass, ring.rank, with_unit_stride(query), with_unit_stride(key),
                                with_unit_stride(value), lease);
   });
   at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors);
-  if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement->call();
+  if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement.call();
   return {tensors.out, tensors.lse, kept};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const SavedForBackward& saved,
                                                            const PassOptions& options, int threads) {
   c10::OptionalDeviceGuard guard;
-  std::optional<Agreement> agreement;
   std::optional<Pass> pass;
   BackwardTensors tensors;
   Device device;
-  Lease lease;
-  const bool capturing = is_capturing(saved.query.device());
-  agreement.emplace(ring, Op::ring_backward, capturing, [&](CallHeader& header) {
+  const Call call = call_on(ring, Op::ring_backward, saved.query.device());
+  const Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
     pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (saved.forward_call.defined()) {
@@ -82,10 +77,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     check(saved.grad_out, "grad_out", shape, pass->input_type);
     check(saved.out, "out", shape, pass->input_type);
     check(saved.lse, "lse", row_shape, pass->accumulation_type);
-    check(saved.kept, "kept", {ring.world_size == 1 ? 0 : packed_size(*pass, 2)}, pass->input_type);
+    check(saved.kept, "kept", {kept_size(*pass)}, pass->input_type);
     if (saved.grad_lse) check(*saved.grad_lse, "grad_lse", row_shape, pass->accumulation_type);
     device = place(ring, *pass, saved.query.device(), threads, guard);
-    lease = ring.lease(saved.query.device(), capturing);
     if (saved.grad_lse) tensors.grad_lse = saved.grad_lse->contiguous();
     tensors.query = with_unit_stride(saved.query);
     tensors.key = with_unit_stride(saved.key);
@@ -129,12 +123,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
                      at::get_num_threads());
 }
 
-void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reason) {
+void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reason, at::Device payload) {
   Ring ring = Ring::of_group(group);
   if (ring.world_size == 1) return;
   try {
-    const Agreement agreement(ring, Op::refuse, /*capturing=*/false,
-                              [&](CallHeader&) { throw std::invalid_argument(reason); });
+    const Call call = call_on(ring, Op::refuse, payload);
+    const Agreement agreement(ring, call, [&](CallHeader&, Lease&) { throw std::invalid_argument(reason); });
   } catch (const std::invalid_argument&) {  // what was asked for
   }
 }
@@ -144,22 +138,13 @@ std::int64_t calls_op(std::string group) {
   return ring.state == nullptr ? 0 : ring.state->calls.load();
 }
 
-// One hop in each direction, so that the connections of both rings exist before the first step needs them.
 void init_op(const at::Tensor& /*order*/, std::string group, at::Device where) {
   Ring ring = Ring::of_group(group);
-  at::Tensor out, in;
   c10::OptionalDeviceGuard guard;
-  const Agreement agreement(ring, Op::init, /*capturing=*/false, [&](CallHeader& header) {
-    header.set(Field::device, std::int64_t{static_cast<int>(where.type())});
+  const Agreement agreement(ring, call_on(ring, Op::init, where), [&](CallHeader&, Lease&) {
     check_carrier(ring, "device", where);
     guard.reset_device(where);
-    out = at::zeros({1}, at::TensorOptions().device(where));
-    in = at::empty_like(out);
   });
-  if (ring.world_size == 1) return;
-  const int next = (ring.rank + 1) % ring.world_size, previous = (ring.rank - 1 + ring.world_size) % ring.world_size;
-  ring.transport->post({{out, next}}, {{in, previous}})->wait();
-  ring.transport->post({{out, previous}}, {{in, next}})->wait();
 }
 
 void release_workspace_op(std::string group) {

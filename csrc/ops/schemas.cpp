@@ -39,9 +39,10 @@ TORCH_LIBRARY(ringattn, m) {
   m.def("gather(Tensor part, Tensor(a!) order, int dim, str group, str layout, SymInt? seq_len) -> Tensor");
 
   // Takes part in the next call on a group by refusing it: the other ranks raise an error that gives the reason.
-  m.def("refuse(Tensor(a!) order, str group, str reason) -> ()");
+  // payload: where the tensors of the call would have been, which decides whether the ranks compare it.
+  m.def("refuse(Tensor(a!) order, str group, str reason, Device payload) -> ()");
 
-  // One hop in each direction, so that the connections of the group exist for tensors of a device.
+  // Opens the connections of the group for tensors of a device.
   m.def("init(Tensor(a!) order, str group, Device device) -> ()");
 
   // The ranks compare their calls in the host's memory. A group without a backend for that needs a side group of the

@@ -33,11 +33,8 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
   Ring ring = Ring::of_group(group);
   std::optional<Layout> layout;
   const c10::OptionalDeviceGuard guard(part.device());
-  std::optional<Agreement> agreement;
   GatherTensors tensors;
-  Lease lease;
-  const bool capturing = is_capturing(part.device());
-  agreement.emplace(ring, Op::gather, capturing, [&](CallHeader& header) {
+  const Agreement agreement(ring, call_on(ring, Op::gather, part.device()), [&](CallHeader& header, Lease& lease) {
     dim = check_dim(part, "x", dim);
     const LayoutKind kind = as_value_error([&] { return parse_layout(layout_text); });
     const std::int64_t total = seq_len.value_or(part.size(dim) * ring.world_size);
@@ -48,7 +45,6 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
                       part.size(dim));
     const at::IntArrayRef sizes = part.sizes();
     header.set(Field::dtype, std::int64_t{static_cast<int>(part.scalar_type())});
-    header.set(Field::device, std::int64_t{static_cast<int>(part.device().type())});
     header.set(Field::layout, std::int64_t{static_cast<int>(kind)});
     header.set(Field::seq_len, total);
     header.set(Field::gather_dim, dim);
@@ -58,7 +54,6 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
     others.erase(others.begin() + dim);
     header.set(Field::gather_sizes, sizes_hash(others));
     check_carrier(ring, "x", part.device());
-    lease = ring.lease(part.device(), capturing);
     tensors = allocate_gather(*layout, part, dim, lease);
   });
   ring_gather(*layout, ring.rank, ring.transport.get(), part, dim, tensors);

@@ -47,7 +47,7 @@ Pacing pacing_on(at::Device where) {
   const double speed = std::strtod(text, &end);
   TORCH_CHECK_VALUE(*end == '\0' && speed > 0 && std::isfinite(speed),
                     "RINGATTN_LOOPBACK_GBPS: expected a number of gigabytes per second above 0, got ", text);
-  const KernelTable* table = where.is_cpu() ? nullptr : find_kernels(static_cast<int>(where.type()));
+  const KernelTable* table = find_kernels(static_cast<int>(where.type()));
   TORCH_CHECK_NOT_IMPLEMENTED(table != nullptr && table->pace != nullptr, "RINGATTN_LOOPBACK_GBPS: copies on ", where,
                               " cannot be slowed down");
   return {table->pace, speed};
@@ -61,7 +61,7 @@ class RankStreams {
     if (where.is_cpu() || world_size == 1) return;
     caller_ = streams_.getStream(where);
     begin_.emplace(where.type()).record(*caller_);
-    for (int rank = 0; rank < world_size; ++rank) ranks_.push_back(streams_.getStreamFromGlobalPool(where));
+    for (int rank = 0; rank < world_size; ++rank) ranks_.push_back(virtual_stream(where, 2 * rank));
   }
 
   template <typename Function>
@@ -97,9 +97,9 @@ class RankStreams {
 // rank's failure goes on.
 template <typename Body>
 void run_virtual_ranks(int world_size, at::Device where, Body body) {
-  TORCH_CHECK(world_size == 1 || !is_capturing(where),
+  TORCH_CHECK(world_size == 1 || capture_on(where) == 0,
               "virtual ranks are threads of their own, which cannot be captured into one graph");
-  LoopbackHub hub(world_size, pacing_on(where));
+  LoopbackHub hub(world_size, world_size == 1 || where.is_cpu() ? Pacing{} : pacing_on(where));
   RankStreams streams(where, world_size);
   const int threads = std::max(1, at::get_num_threads() / world_size);
   const at::ThreadLocalState caller;
@@ -175,7 +175,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_op(
 
   at::Tensor out = empty_rows_like(query, pass.input_type);
   at::Tensor lse = at::empty(query.sizes().slice(0, 3), query.options().dtype(pass.accumulation_type));
-  at::Tensor kept = at::empty({P, P == 1 ? 0 : packed_size(pass, 2)}, key.options());
+  at::Tensor kept = at::empty({P, kept_size(pass)}, key.options());
   run_virtual_ranks(P, query.device(), [&](Ring& ring, int threads) {
     const Segments own = pass.query_layout.segments(ring.rank), own_keys = pass.key_layout.segments(ring.rank);
     const auto [rank_out, rank_lse, rank_kept] =
@@ -203,7 +203,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
   check_shape(grad_out, "grad_out", query.sizes());
   check_shape(out, "out", query.sizes());
   check_shape(lse, "lse", query.sizes().slice(0, 3));
-  check_shape(kept, "kept", {P, P == 1 ? 0 : packed_size(pass, 2)});
+  check_shape(kept, "kept", {P, kept_size(pass)});
   if (grad_lse) check_shape(*grad_lse, "grad_lse", query.sizes().slice(0, 3));
 
   const auto result = [&](bool wanted, const at::Tensor& like) {

@@ -63,6 +63,7 @@ void allocate_backward(const Pass& pass, int rank, const Device& device, Backwar
 }
 
 void ring_backward(const Pass& pass, int rank, Transport* transport, const Device& device, BackwardTensors& tensors) {
+  if (!pass.needs_grad()) return;  // on every rank
   const int parts = gradient_parts(pass);
   const auto packed = [&](int buffer, int block) { return PackedBlock(tensors.blocks[buffer], pass, block, 2); };
   const auto gradient = [&](int buffer, int block) {

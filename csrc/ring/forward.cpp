@@ -30,9 +30,11 @@ ForwardTensors allocate_forward(const Pass& pass, int rank, at::Tensor query, at
   }
   if (pass.world_size() > 1) {
     const std::int64_t size = packed_size(pass, 2);
-    const int kept = turns ? tensors.steps.back().read_buffer : 0;  // leaves the pass
-    tensors.blocks[kept] = at::empty({size}, key.options());
-    if (turns) tensors.blocks[1 - kept] = lease.empty(Slot::block0, {size}, key.options());
+    const int last = turns ? tensors.steps.back().read_buffer : 0;
+    const bool keeps = kept_size(pass) > 0;  // the last block leaves the pass
+    if (keeps) tensors.blocks[last] = at::empty({size}, key.options());
+    if (turns && !keeps) tensors.blocks[last] = lease.empty(Slot::block1, {size}, key.options());
+    if (turns) tensors.blocks[1 - last] = lease.empty(Slot::block0, {size}, key.options());
   }
   tensors.query = std::move(query);
   tensors.key = std::move(key);
@@ -90,7 +92,7 @@ at::Tensor ring_forward(const Pass& pass, int rank, Transport* transport, const 
   }
 
   // The kept buffer leaves the operator, so what the block in it does not fill is cleared.
-  if (pass.world_size() == 1) return at::empty({0}, tensors.key.options());
+  if (kept_size(pass) == 0) return at::empty({0}, tensors.key.options());
   const ForwardStep& last = steps.back();
   const bool turned = last.read_buffer != kOwnTensors;
   at::Tensor kept = tensors.blocks[turned ? last.read_buffer : 0];

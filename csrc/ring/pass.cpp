@@ -7,7 +7,6 @@ namespace ringattn {
 void Pass::describe(CallHeader& header) const {
   const auto flag = [](bool value) { return std::int64_t{value}; };
   header.set(Field::dtype, std::int64_t{static_cast<int>(input_type)});
-  header.set(Field::device, std::int64_t{static_cast<int>(device_type)});
   header.set(Field::layout, std::int64_t{static_cast<int>(query_layout.kind())});
   header.set(Field::seq_len, std::int64_t{query_layout.seq_len()});
   header.set(Field::key_seq_len, std::int64_t{key_layout.seq_len()});
@@ -81,6 +80,10 @@ at::Tensor empty_rows_like(const at::Tensor& tensor, at::ScalarType type) {
 
 std::int64_t packed_size(const Pass& pass, int parts) {
   return parts * pass.B * pass.Hkv * pass.key_layout.capacity() * pass.D;
+}
+
+std::int64_t kept_size(const Pass& pass) {
+  return pass.world_size() > 1 && pass.needs_grad() ? packed_size(pass, 2) : 0;
 }
 
 PackedBlock::PackedBlock(const at::Tensor& buffer, const Pass& pass, int block, int count) {

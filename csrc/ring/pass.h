@@ -20,7 +20,6 @@ namespace ringattn {
 
 struct Pass {
   DType dtype = DType::float32;
-  at::DeviceType device_type = at::kCPU;
   at::ScalarType input_type = at::kFloat;
   at::ScalarType accumulation_type = at::kFloat;  // double for double, else float
   std::int64_t B = 0, Hq = 0, Hkv = 0, D = 0;
@@ -41,6 +40,7 @@ struct Pass {
   Pass& operator=(Pass&&) = default;
 
   int world_size() const { return query_layout.world_size(); }
+  bool needs_grad() const { return needs_grad_query || needs_grad_key || needs_grad_value; }
 
   // The fields on which all ranks must agree.
   void describe(CallHeader& header) const;
@@ -81,6 +81,9 @@ struct PackedBlock {
 };
 
 std::int64_t packed_size(const Pass& pass, int parts);  // elements of a buffer
+
+// Elements of what forward keeps for backward: none in a ring of one, or where no gradient is wanted.
+std::int64_t kept_size(const Pass& pass);
 
 // The block that the next kernel call works on: its segments and its rows.
 void set_block(BlockArgs& args, const Pass& pass, int block, const at::Tensor& key, const at::Tensor& value);

@@ -8,8 +8,13 @@
 
 namespace ringattn {
 
-Lease::Lease(Workspace& workspace, at::Device device) : buffers_(&workspace.devices_[device]) {
+Lease::Lease(Workspace& workspace, at::Device device, std::uint64_t capture)
+    : buffers_(&(capture == 0 ? workspace.devices_ : workspace.captured_)[device]) {
   if (device.is_cpu()) return;
+  if (buffers_->capture != capture) {
+    *buffers_ = {};
+    buffers_->capture = capture;
+  }
   stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   if (buffers_->last_stream && *buffers_->last_stream != *stream_) {
     buffers_->last_use->block(*stream_);

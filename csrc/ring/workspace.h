@@ -15,6 +15,7 @@
 #include <c10/core/Stream.h>
 
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <unordered_map>
 
@@ -26,26 +27,31 @@ enum class Slot { block0, block1, gradient0, gradient1, gradient2, query_sum, ro
 class Workspace {
  public:
   // Gives all memory back. No call may be using it.
-  void release() { devices_.clear(); }
+  void release() {
+    devices_.clear();
+    captured_.clear();
+  }
 
  private:
   friend class Lease;
 
   struct Buffers {
+    std::uint64_t capture = 0;  // the graph whose memory they are
     std::array<at::Tensor, static_cast<std::size_t>(Slot::count)> bytes;
     std::optional<c10::Stream> last_stream;  // of the last call, if the device has streams
     std::optional<c10::Event> last_use;
   };
 
-  std::unordered_map<at::Device, Buffers> devices_;
+  std::unordered_map<at::Device, Buffers> devices_, captured_;
 };
 
 // The use of a workspace by one call, on the current stream of a device. Without a workspace (a ring of one, virtual
-// ranks, and while a graph is captured, whose memory must be its own) every buffer is a new tensor.
+// ranks) every buffer is a new tensor. A graph's memory must be its own: while one is captured, the calls captured into
+// it share buffers that no other call uses.
 class Lease {
  public:
   Lease() = default;
-  Lease(Workspace& workspace, at::Device device);
+  Lease(Workspace& workspace, at::Device device, std::uint64_t capture);
   Lease(Lease&& other) noexcept;
   Lease& operator=(Lease&& other) noexcept;
   ~Lease() { end(); }

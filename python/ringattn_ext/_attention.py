@@ -64,6 +64,7 @@ class _RingAttention(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, out, lse, kept, call, options.cu_seqlens)
         ctx.place = place
+        ctx.device = query.device
         ctx.options = options._replace(cu_seqlens=None)
         return out, lse
 
@@ -88,7 +89,7 @@ class _RingAttention(torch.autograd.Function):
             inputs = (tensor for tensor in (whole_grad, grad_lse, query, key, value) if tensor is not None)
             return _Once.apply(lambda: operator(*tensors, *where, *options), *inputs)
 
-        wanted = zip(ring_call(place.group, gradients), ctx.options.needs_grad, strict=True)
+        wanted = zip(ring_call(place.group, gradients, ctx.device), ctx.options.needs_grad, strict=True)
         return *[gradient if needed else None for gradient, needed in wanted], None, None
 
 
@@ -121,8 +122,8 @@ def ring_attention(
     shared by the calls on a group and stays with it: see `release_workspace`.
 
     On a GPU the kernels run on the current stream; the blocks travel on the stream of the group's NCCL communicator,
-    under them. The host only enqueues: it waits for no kernel and no message, except for the first call (see `init`)
-    and for a `cu_seqlens` on the GPU.
+    under them. The host only enqueues: it waits for no kernel and no message, but for the first call (see `init`), and
+    for a `cu_seqlens` on the GPU.
 
     Args:
         query: [B, Hq, S_local, D]. On the CPU float64, float32, bfloat16 or float16 and 1 <= D <= 256; on a GPU (sm_80
@@ -183,7 +184,7 @@ def ring_attention(
         )
         return _RingAttention.apply(*tensors, place, options)
 
-    out, lse = ring_call(name, attend)
+    out, lse = ring_call(name, attend, query)
     return (out, lse) if return_lse else out
 
 

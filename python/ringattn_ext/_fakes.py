@@ -43,7 +43,9 @@ def _check(group: str, **tensors: Tensor | None) -> None:
         return
     problem = _problem(group, given)
     if problem is not None:
-        refuse(group, problem)
+        # A real tensor on the meta device stands where the others have theirs on another one.
+        devices = {tensor.device for tensor in given.values() if tensor.device.type != "meta"} - {torch.device("cpu")}
+        refuse(group, problem, devices.pop() if devices else torch.device("cpu"))
         raise ValueError(problem)
 
 
@@ -61,12 +63,12 @@ def _problem(group: str, tensors: dict[str, Tensor]) -> str | None:
     return None
 
 
-def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int) -> int:
-    """Elements of two packed blocks, with room for the longest: packed_size of ring/pass.cpp.
+def _kept_size(key: Tensor, world_size: int, layout: str, key_seq_len: int, needs_grad: list[bool]) -> int:
+    """Elements of two packed blocks, with room for the longest: kept_size of ring/pass.cpp.
 
     Not by Layout.capacity, which needs a number: key_seq_len may be symbolic here. A test compares the two.
     """
-    if world_size == 1 or key.dim() != 4:
+    if world_size == 1 or key.dim() != 4 or not any(needs_grad):
         return 0
     pieces = 2 if layout == "zigzag" else 1
     chunks = pieces * world_size
@@ -82,14 +84,14 @@ def _(query, key, value, order, group, layout, seq_len, key_seq_len, is_causal, 
     if key_seq_len is None:
         same = key.shape[-2] == query.shape[-2]
         key_seq_len = seq_len if seq_len is not None and same else key.shape[-2] * P
-    kept = key.new_empty(_kept_size(key, P, layout, key_seq_len))
+    kept = key.new_empty(_kept_size(key, P, layout, key_seq_len, options[-1]))
     return _rows_like(query), _lse_like(query), kept
 
 
 @torch.library.register_fake("ringattn::virtual_ring_forward")
 def _(query, key, value, world_size, layout, is_causal, window, cu_seqlens, *options):
     _check("", query=query, key=key, value=value, cu_seqlens=cu_seqlens)
-    kept = key.new_empty((world_size, _kept_size(key, world_size, layout, key.shape[-2])))
+    kept = key.new_empty((world_size, _kept_size(key, world_size, layout, key.shape[-2], options[-1])))
     return _rows_like(query), _lse_like(query), kept
 
 
@@ -130,7 +132,7 @@ def _(part, order, dim, group, layout, seq_len):
 
 
 @torch.library.register_fake("ringattn::refuse")
-def _(order, group, reason):
+def _(order, group, reason, payload):
     return None
 
 

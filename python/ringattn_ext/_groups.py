@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -77,27 +78,39 @@ def prepare(name: str) -> None:
     if name == "" or not torch.ops.ringattn.lacks_side_group(name):
         return
     group = dist.distributed_c10d._resolve_process_group(name)
-    side = dist.new_group(
-        dist.get_process_group_ranks(group),
-        timeout=_timeout(group),
-        backend="gloo",
-        use_local_synchronization=True,
-        group_desc="ringattn_headers",
+    # By hand, over the group's own store: dist.new_group names a group by how many others this process has made, which
+    # the members of this one need not agree on, and it sorts the ranks.
+    rank, size = group.rank(), group.size()
+    side = dist.ProcessGroup(dist.PrefixStore("ringattn_headers", group.get_group_store()), rank, size)
+    backend = dist.ProcessGroupGloo(
+        dist.PrefixStore("ringattn_headers", group.get_group_store()), rank, size, _timeout(group)
     )
-    torch.ops.ringattn.use_side_group(name, side.group_name)
+    side._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    side._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    side_name = f"{name}/ringattn_headers"
+    side._set_group_name(side_name)
+    dist.distributed_c10d._register_process_group(side_name, side)
+    try:
+        torch.ops.ringattn.use_side_group(name, side_name)  # keeps it
+    finally:
+        dist.distributed_c10d._unregister_process_group(side_name)
 
 
-def _timeout(group: dist.ProcessGroup) -> object:
+def _timeout(group: dist.ProcessGroup) -> timedelta:
     """The group's own, so that a lost rank is noticed at the same time on both."""
-    backend = group._get_backend(group._device_types[0])
-    return getattr(backend.options, "_timeout", None)
+    options = group._get_backend(group._device_types[0]).options
+    return getattr(options, "_timeout", None) or dist.default_pg_timeout
 
 
 def payload_device(name: str) -> torch.device:
-    """Where the tensors of a group's calls are expected: the current GPU if it has a backend for one, else the CPU."""
-    types = {device.type for device in dist.distributed_c10d._resolve_process_group(name)._device_types}
-    if "cuda" in types and torch.cuda.is_available():
-        backend = dist.distributed_c10d._resolve_process_group(name)._get_backend(torch.device("cuda"))
-        if backend.supports_coalescing:
-            return torch.device("cuda", torch.cuda.current_device())
+    """Where the tensors of a group's calls are expected: the current GPU if it has a backend for one, else the CPU.
+
+    Raises ValueError for an unknown name.
+    """
+    if rank_and_size(name)[1] > 1 and torch.cuda.is_available():
+        group = dist.distributed_c10d._resolve_process_group(name)
+        if any(device.type == "cuda" for device in group._device_types):
+            device = torch.device("cuda", torch.cuda.current_device())
+            if group._get_backend(device).supports_coalescing:
+                return device
     return torch.device("cpu")

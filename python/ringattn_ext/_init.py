@@ -27,7 +27,7 @@ def init(group: object = None, *, device: torch.device | str | int | None = None
     if name == "":
         return
     where = payload_device(name) if device is None else torch.device(device)
-    ring_call(name, lambda: torch.ops.ringattn.init(order(), name, where))
+    ring_call(name, lambda: torch.ops.ringattn.init(order(), name, where), where)
 
 
 def release_workspace(group: object = None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ringattn_ext._C import RING_ERROR_PREFIX
-from ringattn_ext._groups import prepare
+from ringattn_ext._groups import payload_device, prepare
 
 _T = TypeVar("_T")
 
@@ -31,8 +31,10 @@ def order() -> Tensor:
     return _ORDER if torch.compiler.is_compiling() else torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
-def ring_call(group: str, function: Callable[[], _T]) -> _T:
+def ring_call(group: str, function: Callable[[], _T], example: object = None) -> _T:
     """function(), which prepares and makes one call of an operator on the group of that name ("" if on none).
+
+    example: a tensor of the call, if it is one, or its device: where those of the other ranks are expected.
 
     A C++ RingError, which arrives as a RuntimeError, is raised as ringattn_ext.RingError. If the call fails before its
     kernel runs (in Python, or because the dispatcher cannot convert an argument), the group's call is refused, so that
@@ -50,11 +52,12 @@ def ring_call(group: str, function: Callable[[], _T]) -> _T:
         if type(error) is RuntimeError and text.startswith(RING_ERROR_PREFIX):
             raise RingError(text) from None
         if torch.ops.ringattn.calls(group) == calls:
-            refuse(group, text)
+            payload = example.device if isinstance(example, Tensor) else example
+            refuse(group, text, payload if isinstance(payload, torch.device) else payload_device(group))
         raise
 
 
-def refuse(group: str, reason: str) -> None:
-    """Takes part in the group's next call by refusing it."""
+def refuse(group: str, reason: str, payload: torch.device) -> None:
+    """Takes part in the group's next call, whose tensors are on such a device, by refusing it."""
     with contextlib.suppress(RuntimeError):  # the caller raises the reason itself, whether or not the others hear of it
-        torch.ops.ringattn.refuse(order(), group, reason)
+        torch.ops.ringattn.refuse(order(), group, reason, payload)

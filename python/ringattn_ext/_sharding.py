@@ -25,7 +25,9 @@ class _Shard(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         dim, name, layout, seq_len = ctx.call
-        whole = ring_call(name, lambda: torch.ops.ringattn.gather(gradient, order(), dim, name, layout, seq_len))
+        whole = ring_call(
+            name, lambda: torch.ops.ringattn.gather(gradient, order(), dim, name, layout, seq_len), gradient
+        )
         return whole, None, None, None
 
 
@@ -82,6 +84,7 @@ def unshard(x: Tensor, dim: int, *, group: object = None, layout: str = "zigzag"
         lambda: _Unshard.apply(
             tensor("x", x), integer("dim", dim), name, text("layout", layout), optional_integer("seq_len", seq_len)
         ),
+        x,
     )
 
 
