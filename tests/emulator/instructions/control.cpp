@@ -46,6 +46,8 @@ void leave(Decoder& s) {
 }
 
 void nothing(Decoder& s) {
+  s.take("mask");
+  if (s.count()) s.immediate(0);  // which performance counter
   s.in.execute = [](Warp&, const Instruction&) {};
 }
 

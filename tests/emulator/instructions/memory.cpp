@@ -110,6 +110,7 @@ void prefetch(Decoder& s) {
          s.take_starting("L2::evict")) {
   }
   s.address(0);
+  if (s.count() > 1) s.immediate(1);  // applypriority and discard: bytes
   s.in.execute = nothing;
 }
 

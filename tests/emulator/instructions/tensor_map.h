@@ -8,7 +8,8 @@ namespace emulator {
 struct TensorMap {
   uint32_t magic;
   uint8_t element_bytes, rank, swizzle, fill_nan;  // swizzle: 0 none, 1, 2, 3: 32, 64, 128 bytes
-  uint8_t element, flush, reserved[6];             // element: index into kElementTypes; flush: subnormals load as zero
+  uint8_t element, flush, data_type,
+      reserved[5];  // index into kElementTypes; subnormals load as zero; the driver's name
   uint64_t address;
   uint64_t size[5];    // elements
   uint64_t stride[4];  // bytes, of dimensions 1 to 4

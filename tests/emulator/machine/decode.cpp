@@ -18,6 +18,13 @@ const Table::Entry* Table::find(const Statement& statement) const {
   return nullptr;
 }
 
+std::vector<std::string> Table::rows() const {
+  std::vector<std::string> found;
+  for (const auto& [opcode, entries] : entries_)
+    for (const Entry& entry : entries) found.push_back(row(opcode, entry));
+  return found;
+}
+
 namespace {
 
 // Initialisers that hold addresses of variables or functions.

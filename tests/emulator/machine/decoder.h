@@ -79,6 +79,8 @@ class Table {
     for (const char* opcode : opcodes) entries_[opcode].push_back({families, kind, decode});
   }
   const Entry* find(const Statement& statement) const;
+  static std::string row(const std::string& opcode, const Entry& entry) { return opcode + " " + entry.families; }
+  std::vector<std::string> rows() const;
 
  private:
   std::unordered_map<std::string, std::vector<Entry>> entries_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "decoder.h"
+#include "specials.h"
 
 namespace emulator {
 
@@ -125,9 +126,18 @@ class FunctionDecoder {
     const Table::Entry* entry = instruction_table().find(statement);
     if (!entry) throw Fault("unknown instruction");
     in.kind = entry->kind;
+    program.names.push_back({form_of(statement), Table::row(statement.opcode, *entry)});
     Decoder decoder(*this, statement, in);
     entry->decode(decoder);
     decoder.finish();
+  }
+
+  static std::string form_of(const Statement& statement) {
+    std::string form = statement.opcode;
+    for (const std::string& suffix : statement.suffixes) form += "." + suffix;
+    for (const Expression& operand : statement.operands)
+      if (special_named(operand.name) || operand.name == "vprintf") form += " " + operand.name;
+    return form;
   }
 
   std::unordered_map<std::string, int32_t> constants_;

@@ -99,6 +99,11 @@ struct Function {
   }
 };
 
+struct InstructionName {
+  std::string form;  // "add.rn.f32", and the special registers it reads: "mov.u32 %clock"
+  std::string row;   // of the instruction table: "add f"
+};
+
 struct GlobalVariable {
   Variable variable;
   std::vector<uint8_t> bytes;
@@ -114,6 +119,7 @@ struct Program {
   std::vector<std::unique_ptr<GlobalVariable>> variables;
   std::vector<std::unique_ptr<Function>> functions;
   int instructions = 0;
+  std::vector<InstructionName> names;  // by Instruction::id
 
   // Addresses of functions: a space of their own, 16 bytes apart.
   static uint64_t address_of(size_t function) { return (uint64_t{4} << 56) + 16 * (function + 1); }
