@@ -14,6 +14,13 @@ import pytest
 import torch
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("RINGATTN_HARDWARE"):  # see emulator/hardware; it builds the emulator
+        from emulator.hardware.plugin import register
+
+        register(config)
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
     """Seeds random and torch. RINGATTN_TEST_SEED=number repeats a failure."""

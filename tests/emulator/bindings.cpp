@@ -5,6 +5,7 @@
 #include <array>
 #include <tuple>
 
+#include "machine/decoder.h"
 #include "machine/machine.h"
 
 namespace py = pybind11;
@@ -38,20 +39,24 @@ T named(const std::string& word, std::initializer_list<std::pair<const char*, T>
 }
 
 py::dict counters_of(const Program& program, const Counters& counters) {
-  py::dict found, classes, conflicts, lines;
+  py::dict found, classes, conflicts, lines, forms;
   uint64_t by_class[kClasses] = {}, total = 0;
+  std::map<std::string_view, uint64_t> by_form;
   for (const auto& function : program.functions)
     for (const Instruction& in : function->code) {
       const uint64_t count = counters.executions[in.id];
       by_class[static_cast<int>(in.kind)] += count;
       total += count;
       if (count) lines[py::int_(in.line)] = count;
+      if (count) by_form[program.names[in.id].form] += count;
       if (counters.shared_ideal[in.id])
         conflicts[py::int_(in.line)] =
             py::make_tuple(counters.shared_transactions[in.id], counters.shared_ideal[in.id]);
     }
   for (int k = 0; k < kClasses; ++k) classes[kClassNames[k]] = by_class[k];
+  for (const auto& [form, count] : by_form) forms[py::str(form.data(), form.size())] = count;
   found["total"] = total;
+  found["forms"] = forms;
   found["instructions"] = classes;
   found["lines"] = lines;
   found["shared"] = conflicts;
@@ -110,6 +115,7 @@ PYBIND11_MODULE(_emulator, m) {
       PyErr_SetString(error.ptr(), one.what());
     }
   });
+  m.def("instruction_rows", [] { return instruction_table().rows(); });  // "add us", "add f", ...
   py::class_<Module>(m, "Module")
       .def(py::init<const std::string&>())
       .def("launch", launch)
@@ -125,6 +131,20 @@ PYBIND11_MODULE(_emulator, m) {
              std::vector<std::tuple<std::string, int64_t, int64_t>> found;
              for (const Variable& one : module.kernel(kernel).params)
                found.emplace_back(std::string(facts(one.type).name), one.bytes, one.offset);
+             return found;
+           })
+      .def("name", [](const Module& module, const std::string& kernel) { return module.kernel(kernel).name; })
+      .def("rows",  // of the instruction table, by form
+           [](const Module& module) {
+             std::map<std::string, std::string> found;
+             for (const InstructionName& one : module.program->names) found[one.form] = one.row;
+             return found;
+           })
+      .def("variables",  // (name, address, bytes) of each
+           [](const Module& module) {
+             std::vector<std::tuple<std::string, uint64_t, size_t>> found;
+             for (const auto& global : module.program->variables)
+               found.emplace_back(global->variable.name, global->address, global->bytes.size());
              return found;
            })
       .def("variable",

@@ -8,6 +8,8 @@ import numpy as np
 from emulator import load
 
 LANES = 32
+# For launches that a GPU need not repeat: Module.launch(undefined=...).
+ORDER_OF_LANES = "atomics of several lanes on one word: the order is not defined"
 
 
 NUMPY = {

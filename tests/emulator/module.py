@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .build import native
+from .build import EmulatorError, native
 
 _NUMPY_TYPES = {
     **{f"u{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
@@ -59,6 +59,7 @@ class Report:
 
     total: int
     instructions: dict[str, int]  # by class
+    forms: dict[str, int]  # by opcode with its suffixes and the special registers that it reads
     lines: dict[int, int]  # PTX line: executions
     shared: dict[int, tuple[int, int]]  # PTX line: transactions, and how many without bank conflicts
     matrix_flops: int
@@ -73,6 +74,24 @@ class Report:
         self.conflicts = sum(found - ideal for found, ideal in self.shared.values())
 
 
+@dataclass
+class Launch:
+    """A launch as the machine takes it: for those who repeat it elsewhere."""
+
+    module: Module
+    kernel: str  # its whole name
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    parameters: bytes
+    arrays: list[tuple[int, str, np.ndarray]]  # all of global memory but the module's variables: address, name
+    undefined: str  # see Module.launch
+
+
+# Called before every launch; what it returns is called with the report or the error. See hardware/.
+watch: Callable[[Launch], Callable[[Report | EmulatorError], None]] | None = None
+
+
 def _three(extent: int | Sequence[int]) -> tuple[int, int, int]:
     given = (extent,) if isinstance(extent, int) else tuple(int(one) for one in extent)
     return (*given, 1, 1)[:3]
@@ -82,11 +101,22 @@ class Module:
     """PTX, decoded. Its __device__ variables keep their values from launch to launch."""
 
     def __init__(self, ptx: str):
+        self.ptx = ptx
         self._native = native.Module(ptx)
 
     @property
     def kernels(self) -> list[str]:
         return self._native.kernels()
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """The row of the instruction table ("add us", "add f") of every form in this module ("add.s32")."""
+        return self._native.rows()
+
+    @property
+    def variables(self) -> list[tuple[str, int, int]]:
+        """(name, address, bytes) of each."""
+        return self._native.variables()
 
     def variable(self, name: str, dtype: Any = np.uint8) -> np.ndarray:
         """A view of a __device__ or __constant__ variable."""
@@ -105,6 +135,7 @@ class Module:
         threads: int = 1,
         schedule: str | None = None,
         limit: int = 2_000_000_000,
+        undefined: str = "",
     ) -> Report:
         """Runs a kernel; kernel is its name, or a part of it that only one name has.
 
@@ -112,14 +143,15 @@ class Module:
         Python scalars (the latter take the type that the kernel declares), bytes for structs. seed chooses the
         schedule: 0 in order, odd numbers random, even ones adversarial (one warp runs as far ahead as it can), unless
         schedule names one. copies: when asynchronous copies land. threads: host threads that share the blocks.
-        limit: warp instructions after which a launch counts as a deadlock; 0: none.
+        limit: warp instructions after which a launch counts as a deadlock; 0: none. undefined: why a GPU may give other
+        results, if it may (an order of lanes that PTX does not define, say); tells hardware/ not to compare.
         Raises EmulatorError at the first error.
         """
         parameters = self._native.parameters(kernel)
         if len(args) != len(parameters):
             raise TypeError(f"{kernel} takes {len(parameters)} arguments, not {len(args)}")
         packed = bytearray(max((offset + size for _, size, offset in parameters), default=0))
-        regions = []
+        regions, arrays = [], []
         named = {}
         for i, (argument, (type_name, size, offset)) in enumerate(zip(args, parameters, strict=True)):
             if isinstance(argument, np.ndarray):
@@ -138,16 +170,35 @@ class Module:
             array = reference()
             if array is not None:
                 name = named.get(key, "an array")
+                arrays.append((address(array), name, array))
                 regions.append((address(array), array.ctypes.data, array.nbytes, name, not array.flags.writeable))
         if schedule is None:
             schedule = "in order" if seed == 0 else "random" if seed % 2 else "adversarial"
-        found = self._native.launch(
-            kernel, _three(grid), _three(block), shared_bytes, bytes(packed), regions, seed, copies, schedule,
-            check_races, threads, limit,
-        )  # fmt: skip
+        extents = _three(grid), _three(block)
+        finish = None
+        if watch is not None:
+            name = self._native.name(kernel)
+            finish = watch(Launch(self, name, *extents, shared_bytes, bytes(packed), arrays, undefined))
+        try:
+            found = self._native.launch(
+                kernel, *extents, shared_bytes, bytes(packed), regions, seed, copies, schedule, check_races, threads,
+                limit,
+            )  # fmt: skip
+        except EmulatorError as error:
+            if finish is not None:
+                finish(error)
+            raise
         for which in ("global_read", "global_write"):
             found[which] = Traffic(*found[which])
-        return Report(**found)
+        report = Report(**found)
+        if finish is not None:
+            finish(report)
+        return report
+
+
+def instruction_rows() -> list[str]:
+    """What the emulator knows: opcodes with the families of their types, "add us", "add f"."""
+    return native.instruction_rows()
 
 
 def load(ptx: str) -> Module:

@@ -13,7 +13,9 @@ SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 _ELEMENTS = ["u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16"]  # kElementTypes of tensor_map.h
 _STORED_AS = {"f32_ftz": "f32", "tf32": "f32", "tf32_ftz": "f32"}
 _PACKED = ("16u4_align8b", "16u4_align16b", "16u6_align16b")
-DATA_TYPES = (*_ELEMENTS, *_STORED_AS)  # CUtensorMapDataType without the packed ones
+LAYOUT = struct.Struct("<I7B5xQ5Q4Q5H5B")  # TensorMap of tensor_map.h
+MAGIC = 0x54454E53
+DATA_TYPES = (*_ELEMENTS, *_STORED_AS)  # as CUtensorMapDataType, without the packed ones
 
 
 def encode_tiled(
@@ -75,9 +77,9 @@ def encode_tiled(
     def padded(values: Sequence[int], count: int) -> list[int]:
         return [*values, *[1] * (count - len(values))]
 
-    packed = struct.pack(
-        "<I6B6xQ5Q4Q5H5B",
-        0x54454E53, bytes_, rank, mode, fill_nan, _ELEMENTS.index(element), dtype.endswith("_ftz"), start,
+    packed = LAYOUT.pack(
+        MAGIC, bytes_, rank, mode, fill_nan, _ELEMENTS.index(element), dtype.endswith("_ftz"),
+        DATA_TYPES.index(dtype), start,
         *padded(size, 5), *padded(strides, 4), *padded(box, 5), *padded(steps, 5),
     )  # fmt: skip
     return packed.ljust(128, b"\0")

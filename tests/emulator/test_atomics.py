@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from emulator import EmulatorError, load
+from emulator.instruction_runner import ORDER_OF_LANES
 
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 NUMPY = {
@@ -88,45 +89,58 @@ def values(random, shape, dtype):
     return random.integers(limits.min, limits.max, shape, NUMPY[dtype], endpoint=True)
 
 
-def check(operation, dtype, width, opcode, returns):
+def order_matters(operation, dtype, returns, targets):
+    return targets < 32 and (returns or operation not in ("min", "max", "and", "or", "xor") and "f" not in dtype)
+
+
+def check(operation, dtype, width, opcode, returns, targets):
     random = np.random.default_rng(len(opcode))
     elements = width * (2 if dtype.endswith("x2") else 1)
-    memory, b = values(random, (8, elements), dtype), values(random, (32, elements), dtype)
+    memory, b = values(random, (targets, elements), dtype), values(random, (32, elements), dtype)
+    lanes = 32 // targets  # of each target
     if operation in ("inc", "dec"):
         memory, b = memory % 4, b % 5
     expected, olds = memory.copy(), np.zeros_like(b)
     for lane in range(32):
-        olds[lane] = expected[lane // 4]
-        expected[lane // 4] = apply(operation, expected[lane // 4], b[lane], dtype)
+        olds[lane] = expected[lane // lanes]
+        expected[lane // lanes] = apply(operation, expected[lane // lanes], b[lane], dtype)
     old = np.zeros_like(b)
-    load(kernel(opcode, dtype, width, returns=returns)).launch("kernel", args=[memory, b, old])
+    load(kernel(opcode, dtype, width, returns=returns, targets=targets)).launch(
+        "kernel", args=[memory, b, old],
+        undefined=ORDER_OF_LANES if order_matters(operation, dtype, returns, targets) else "",
+    )  # fmt: skip
     np.testing.assert_array_equal(memory, expected)
     if returns:
         np.testing.assert_array_equal(old, olds)
 
 
+@pytest.mark.parametrize("targets", [8, 32])
 @pytest.mark.parametrize("returns", [True, False])
 @pytest.mark.parametrize("operation, dtype", SCALARS)
-def test_scalars(operation, dtype, returns):
+def test_scalars(operation, dtype, returns, targets):
     noftz = ".noftz" if "f16" in dtype else ""
-    check(operation, dtype, 1, f"{operation}{noftz}.{dtype}", returns)
+    check(operation, dtype, 1, f"{operation}{noftz}.{dtype}", returns, targets)
 
 
+@pytest.mark.parametrize("targets", [8, 32])
 @pytest.mark.parametrize("returns", [True, False])
 @pytest.mark.parametrize("operation, dtype, width", VECTORS)
-def test_vectors(operation, dtype, width, returns):
+def test_vectors(operation, dtype, width, returns, targets):
     noftz = ".noftz" if "f16" in dtype else ""
-    check(operation, dtype, width, f"{operation}{noftz}.v{width}.{dtype}", returns)
+    check(operation, dtype, width, f"{operation}{noftz}.v{width}.{dtype}", returns, targets)
 
 
+@pytest.mark.parametrize("targets", [8, 32])
 @pytest.mark.parametrize("bytes_", [4, 8, 16])
-def test_exchange(bytes_):
+def test_exchange(bytes_, targets):
     random = np.random.default_rng(bytes_)
-    memory, b = random.integers(0, 256, (8, bytes_), np.uint8), random.integers(0, 256, (32, bytes_), np.uint8)
-    before, old = memory.copy(), np.zeros_like(b)
-    load(kernel(f"exch.b{8 * bytes_}", f"b{8 * bytes_}")).launch("kernel", args=[memory, b, old])
-    np.testing.assert_array_equal(memory, b[3::4])
-    np.testing.assert_array_equal(old, [before[i // 4] if i % 4 == 0 else b[i - 1] for i in range(32)])
+    memory, b = random.integers(0, 256, (targets, bytes_), np.uint8), random.integers(0, 256, (32, bytes_), np.uint8)
+    before, old, lanes = memory.copy(), np.zeros_like(b), 32 // targets
+    load(kernel(f"exch.b{8 * bytes_}", f"b{8 * bytes_}", targets=targets)).launch(
+        "kernel", args=[memory, b, old], undefined=ORDER_OF_LANES if targets < 32 else ""
+    )
+    np.testing.assert_array_equal(memory, b[lanes - 1 :: lanes])
+    np.testing.assert_array_equal(old, [before[i // lanes] if i % lanes == 0 else b[i - 1] for i in range(32)])
 
 
 @pytest.mark.parametrize("bytes_", [2, 4, 8, 16])
@@ -138,9 +152,24 @@ def test_compare_and_swap(bytes_):
     b[3::4] = c[1::4]
     before, old = memory.copy(), np.zeros_like(b)
     opcode = f"cas.b{8 * bytes_}"
-    load(kernel(opcode, f"b{8 * bytes_}", sources=2)).launch("kernel", args=[memory, np.concatenate([b, c]), old])
+    load(kernel(opcode, f"b{8 * bytes_}", sources=2)).launch(
+        "kernel", args=[memory, np.concatenate([b, c]), old], undefined=ORDER_OF_LANES
+    )
     np.testing.assert_array_equal(memory, c[3::4])
     np.testing.assert_array_equal(old, [before[i // 4] if i % 4 < 2 else c[i // 4 * 4 + 1] for i in range(32)])
+
+
+@pytest.mark.parametrize("bytes_", [2, 4, 8, 16])
+def test_compare_and_swap_of_words_of_their_own(bytes_):
+    random = np.random.default_rng(bytes_)
+    memory, b, c = random.integers(0, 256, (3, 32, bytes_), np.uint8)
+    b[::2] = memory[::2]
+    before, old = memory.copy(), np.zeros_like(b)
+    text = kernel(f"cas.b{8 * bytes_}", f"b{8 * bytes_}", sources=2, targets=32)
+    load(text).launch("kernel", args=[memory, np.concatenate([b, c]), old])
+    before_odd = np.where(np.arange(32)[:, None] % 2 == 0, c, before)
+    np.testing.assert_array_equal(memory, before_odd)
+    np.testing.assert_array_equal(old, before)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from emulator import EmulatorError, address, compile_cuda, load
+from emulator.instruction_runner import ORDER_OF_LANES
 
 SOURCE = r"""
 #include <cuda_bf16.h>
@@ -65,7 +66,7 @@ def test_atomics(module):
     u = np.zeros(1001, np.uint32)
     wide, f, d = np.zeros(2, np.uint64), np.zeros(1, np.float32), np.zeros(1, np.float64)
     h, b = np.zeros(2, np.float16), np.zeros(2, np.uint16)
-    module.launch("atomics", block=64, args=[i, u, wide, f, d, h, b])
+    module.launch("atomics", block=64, args=[i, u, wide, f, d, h, b], undefined=ORDER_OF_LANES)
     assert i.tolist() == [-40, 23, 0, -1, 0]
     assert u[0] == 64 % 10 and u[1] == [0, 9, 8, 7, 6, 5, 4, 3, 2, 1][64 % 10]
     assert sorted(u[2:66].tolist() + [u[1000]]) == sorted([0, *range(64)])
