@@ -1,4 +1,4 @@
-"""Real processes for the tests: pools of gloo ranks that stay up, one per ring size, and run functions on all ranks.
+"""Real processes for the tests: pools of ranks that stay up, one per ring size and backend, and run functions on all.
 
 A test hands over a module-level function; it runs in every process of the pool with torch.distributed initialised, and
 the pool gives back the list of what the ranks returned. A rank that raises fails the test with its traceback. A call
@@ -29,15 +29,18 @@ class RankFailure(AssertionError):
     """At least one rank raised or did not answer."""
 
 
-def _serve(rank: int, world_size: int, store: str, connection: Connection) -> None:
+def _serve(rank: int, world_size: int, store: str, connection: Connection, backend: str) -> None:
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # several ranks on one GPU, from NCCL 2.30 on
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if "nccl" in backend:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
+        backend, store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT
     )
     while True:
         try:
@@ -53,9 +56,9 @@ def _serve(rank: int, world_size: int, store: str, connection: Connection) -> No
 
 
 class RankPool:
-    """`world_size` processes, each a rank of one gloo world group."""
+    """`world_size` processes, each a rank of one world group."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, backend: str = "gloo") -> None:
         self.world_size = world_size
         self._folder = tempfile.TemporaryDirectory(prefix="ringattn-ranks-")
         context = multiprocessing.get_context("spawn")
@@ -63,7 +66,7 @@ class RankPool:
         self._connections, self._processes = [], []
         for rank in range(world_size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world_size, store, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, world_size, store, there, backend), daemon=True)
             process.start()
             there.close()
             self._connections.append(here)
@@ -115,15 +118,19 @@ class RankPool:
         self._folder.cleanup()
 
 
-_pools: dict[int, RankPool] = {}
+_pools: dict[tuple[int, str], RankPool] = {}
+
+
+def pool_of(world_size: int, backend: str = "gloo") -> RankPool:
+    pool = _pools.get((world_size, backend))
+    if pool is None or not pool.alive:
+        pool = _pools[world_size, backend] = RankPool(world_size, backend)
+    return pool
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0, **kwargs: Any) -> list:
     """Runs function(*args, **kwargs) on every rank of a ring of `world_size` processes; returns the results by rank."""
-    pool = _pools.get(world_size)
-    if pool is None or not pool.alive:
-        pool = _pools[world_size] = RankPool(world_size)
-    return pool.run(function, *args, timeout=timeout, **kwargs)
+    return pool_of(world_size).run(function, *args, timeout=timeout, **kwargs)
 
 
 @atexit.register
