@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -134,26 +135,72 @@ def compare_on_the_side(rank: int, world_size: int) -> None:
         assert f"is rank {rank} of {world_size}" in str(error)
 
 
-def serve(rank: int, world_size: int, store: str, answers: Any) -> None:
+def refuse_on_the_side(group: dist.ProcessGroup) -> None:
+    """All ranks of the group compare their call and hear of the last one's bad scale."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    call = small_call(rank, size) | ({"scale": -1.0} if rank == size - 1 else {})
+    answer = attempt(ra.ring_attention, **call, group=group)
+    assert answer[0] == "ValueError", answer
+    assert torch.ops.ringattn.calls(group.group_name) == 1
+    assert not torch.ops.ringattn.lacks_side_group(group.group_name)
+
+
+def ranks_that_know_other_groups(rank: int, world_size: int) -> None:
+    """The members of a ring have been in different groups before, and go on to make others."""
+    dist.new_group([0], backend="gpu_only", use_local_synchronization=True)
+    ring = dist.new_group([0, 1], backend="gpu_only")
+    if rank < 2:
+        refuse_on_the_side(ring)
+    everyone = dist.new_group(list(range(world_size)), backend="gloo")
+    prove(everyone)
+
+
+def ranks_in_another_order(rank: int, world_size: int) -> None:
+    order = [1, 0, *range(2, world_size)]
+    ring = dist.distributed_c10d._new_group_with_tag(order, backend="gpu_only", sort_ranks=False, pg_tag="")
+    assert dist.get_rank(ring) == order.index(rank)
+    refuse_on_the_side(ring)
+
+
+def groups_come_and_go(rank: int, world_size: int) -> None:
+    """A side group ends with its group."""
+    threads = Path("/proc/self/task")
+    counts = []
+    for _ in range(4):
+        group = dist.new_group(list(range(world_size)), backend="gpu_only")
+        refuse_on_the_side(group)
+        dist.destroy_process_group(group)
+        del group
+        prove(dist.new_group(list(range(world_size)), backend="gloo"))
+        if threads.exists():
+            counts.append(len(list(threads.iterdir())))
+    assert len(set(b - a for a, b in zip(counts, counts[1:], strict=False))) <= 1, counts
+
+
+def serve(rank: int, world_size: int, store: str, body: Callable[[int, int], None], answers: Any) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         dist.Backend.register_backend("gpu_only", make_gloo, devices=["cuda"])
         dist.init_process_group(
             "gpu_only", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=TIMEOUT
         )
-        compare_on_the_side(rank, world_size)
+        body(rank, world_size)
         answers.put((rank, None))
     except BaseException:
         answers.put((rank, traceback.format_exc()))
 
 
+BODIES = [compare_on_the_side, ranks_that_know_other_groups, ranks_in_another_order, groups_come_and_go]
+
+
+@pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_group_that_serves_gpus_alone(world_size: int) -> None:
+def test_a_group_that_serves_gpus_alone(world_size: int, body: Callable[[int, int], None]) -> None:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder, "store"))
-        ranks = [context.Process(target=serve, args=(r, world_size, store, answers)) for r in range(world_size)]
+        ranks = [context.Process(target=serve, args=(r, world_size, store, body, answers)) for r in range(world_size)]
         for rank in ranks:
             rank.start()
         found = [answers.get(timeout=90) for _ in ranks]

@@ -78,6 +78,10 @@ Ring Ring::of_group(const std::string& name) {
   return ring;
 }
 
+Lease Ring::lease(const Call& call) const {
+  return state == nullptr ? Lease() : Lease(state->workspace, call.payload, call.capture);
+}
+
 Call call_on(const Ring& ring, Op op, at::Device payload) {
   Call call{op, payload};
   // Also where the tensors are elsewhere by mistake: the other ranks are capturing, and wait for nobody.
@@ -118,7 +122,7 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare) {
     return;
   }
 
-  const bool on_gpus = ring.state != nullptr && !call.payload.is_cpu();
+  const bool on_gpus = ring.carries_accelerators && !call.payload.is_cpu();
   header.set(Field::op, static_cast<std::int64_t>(call.op));
   header.set(Field::device, std::int64_t{static_cast<int>(call.payload.type())});
   if (ring.state != nullptr) {
@@ -135,7 +139,6 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare) {
 
   std::exception_ptr refusal;
   try {
-    if (ring.state != nullptr) lease_ = Lease(ring.state->workspace, call.payload, call.capture);
     prepare(header, lease_);
   } catch (...) {
     refusal = std::current_exception();

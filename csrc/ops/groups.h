@@ -27,24 +27,27 @@ struct GroupState {
   Workspace workspace;
 };
 
+// What an operator is about to do on a ring.
+struct Call {
+  Op op;
+  at::Device payload;         // where its tensors are
+  std::uint64_t capture = 0;  // the graph that is being captured there or on the current device; 0: none
+};
+
 // This process's place in a ring. A ring of one has no transport.
 struct Ring {
   int rank = 0;
   int world_size = 1;
   std::unique_ptr<Transport> transport;
   std::unique_ptr<Transport> header_transport;  // null: headers take `transport`
-  bool carries_accelerators = false;
-  std::shared_ptr<GroupState> state;  // null in a ring of one and for virtual ranks
+  bool carries_accelerators = false;            // tensors on GPUs can travel
+  std::shared_ptr<GroupState> state;            // null in a ring of one and for virtual ranks
 
   // The group of the name; "" is a ring of one. Raises ValueError if this process knows no such group.
   static Ring of_group(const std::string& name);
-};
 
-// What an operator is about to do on a ring.
-struct Call {
-  Op op;
-  at::Device payload;         // where its tensors are
-  std::uint64_t capture = 0;  // the graph that is being captured there or on the current device; 0: none
+  // The buffers for a call that Agreement has begun.
+  Lease lease(const Call& call) const;
 };
 
 Call call_on(const Ring& ring, Op op, at::Device payload);

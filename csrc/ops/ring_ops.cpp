@@ -46,6 +46,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
     pass->describe(header);
     if (order.defined()) check_number(order, "order");
     device = place(ring, *pass, query.device(), threads, guard);
+    lease = ring.lease(call);
     tensors = allocate_forward(*pass, ring.rank, with_unit_stride(query), with_unit_stride(key),
                                with_unit_stride(value), lease);
   });
@@ -80,6 +81,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     check(saved.kept, "kept", {kept_size(*pass)}, pass->input_type);
     if (saved.grad_lse) check(*saved.grad_lse, "grad_lse", row_shape, pass->accumulation_type);
     device = place(ring, *pass, saved.query.device(), threads, guard);
+    lease = ring.lease(call);
     if (saved.grad_lse) tensors.grad_lse = saved.grad_lse->contiguous();
     tensors.query = with_unit_stride(saved.query);
     tensors.key = with_unit_stride(saved.key);

@@ -34,7 +34,8 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
   std::optional<Layout> layout;
   const c10::OptionalDeviceGuard guard(part.device());
   GatherTensors tensors;
-  const Agreement agreement(ring, call_on(ring, Op::gather, part.device()), [&](CallHeader& header, Lease& lease) {
+  const Call call = call_on(ring, Op::gather, part.device());
+  const Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
     dim = check_dim(part, "x", dim);
     const LayoutKind kind = as_value_error([&] { return parse_layout(layout_text); });
     const std::int64_t total = seq_len.value_or(part.size(dim) * ring.world_size);
@@ -54,6 +55,7 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
     others.erase(others.begin() + dim);
     header.set(Field::gather_sizes, sizes_hash(others));
     check_carrier(ring, "x", part.device());
+    lease = ring.lease(call);
     tensors = allocate_gather(*layout, part, dim, lease);
   });
   ring_gather(*layout, ring.rank, ring.transport.get(), part, dim, tensors);
