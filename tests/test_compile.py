@@ -160,4 +160,6 @@ def test_traced_sizes_are_those_of_the_layout(layout):
         for N in (0, 1, P - 1, P, 2 * P, 2 * P + 1, 997):
             B, Hkv, D = 2, 3, 5
             key = torch.empty(B, Hkv, 0, D)
-            assert _kept_size(key, P, layout, N) == 2 * B * Hkv * Layout(layout, P, N).capacity * D
+            whole = 2 * B * Hkv * Layout(layout, P, N).capacity * D
+            assert _kept_size(key, P, layout, N, [False, True, False]) == whole
+            assert _kept_size(key, P, layout, N, [False] * 3) == 0

@@ -29,9 +29,9 @@ def _options(cu_seqlens=None, window=None, scale=None, needs_grad=NO_GRAD) -> tu
 def _check_ring(layout: str, dtype: torch.dtype, seq_len: int | None, group: str, S: int, heads_inside: bool) -> None:
     inputs = _inputs(S, dtype, heads_inside)
     where = (ORDER, group, layout, seq_len, None)
-    for options in (_options(), _options(window=[3, 0], scale=0.3)):
+    for options in (_options(), _options(window=[3, 0], scale=0.3), _options(needs_grad=[False, True, False])):
         opcheck(OPS.ring_forward.default, (*inputs, *where, *options))
-    out, lse, kept = OPS.ring_forward(*inputs, *where, *_options())
+    out, lse, kept = OPS.ring_forward(*inputs, *where, *_options(needs_grad=[True] * 3))
     call = ORDER.clone()
     for needs_grad, grad_lse in (([True] * 3, torch.randn_like(lse)), ([True, False, True], None)):
         saved = (torch.randn_like(out), grad_lse, *inputs, out, lse, kept, call)
@@ -66,7 +66,7 @@ def test_virtual_ring(P):
     inputs = _inputs(11)
     bounds = torch.tensor([0, 4, 4, 11])
     opcheck(OPS.virtual_ring_forward.default, (*inputs, P, "zigzag", *_options(bounds)))
-    out, lse, kept = OPS.virtual_ring_forward(*inputs, P, "zigzag", *_options(bounds))
+    out, lse, kept = OPS.virtual_ring_forward(*inputs, P, "zigzag", *_options(bounds, needs_grad=[True] * 3))
     saved = (torch.randn_like(out), torch.randn_like(lse), *inputs, out, lse, kept)
     opcheck(OPS.virtual_ring_backward.default, (*saved, P, "zigzag", *_options(bounds, needs_grad=[True] * 3)))
 
@@ -97,8 +97,12 @@ def test_blocks(dtype):
     opcheck(OPS.finalize.default, (o, m, l, 0.5, dtype))
 
 
+def test_init():
+    opcheck(OPS.init.default, (ORDER, "", torch.device("cpu")))
+
+
 def test_refuse():
-    opcheck(OPS.refuse.default, (ORDER, "", "no reason"))
+    opcheck(OPS.refuse.default, (ORDER, "", "no reason", torch.device("cpu")))
 
 
 def test_raw_operators_are_not_differentiable():

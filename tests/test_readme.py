@@ -11,8 +11,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def _example() -> str:
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    return block
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
 
 
 def test_the_example_is_the_file_it_names():
