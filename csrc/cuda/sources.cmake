@@ -8,8 +8,7 @@ list(TRANSFORM architectures APPEND -real)
 set(CMAKE_CUDA_ARCHITECTURES ${architectures} ${newest})
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-enable_language(CUDA)
-find_package(CUDAToolkit REQUIRED)
+include(CudaOnDisk)
 
 # One line for each instantiation: its file in kernels/.
 set(ringattn_cuda_kernels
@@ -50,4 +49,4 @@ add_library(ringattn_cuda OBJECT
   ${CMAKE_CURRENT_LIST_DIR}/plan.cpp
   ${CMAKE_CURRENT_LIST_DIR}/registry.cpp
   ${ringattn_cuda_kernels})
-target_link_libraries(ringattn_cuda PUBLIC ringattn_core CUDA::cudart_static)
+target_link_libraries(ringattn_cuda PUBLIC ringattn_core cuda_headers)
