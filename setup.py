@@ -1,8 +1,9 @@
-"""Builds ringattn_ext._C with CMake and Ninja, against the torch of the environment.
+"""Builds ringattn_ext._C with CMake and Ninja, for the torch of the environment, with CUDA kernels where it has CUDA.
 
 That torch is found on disk and its version is read as text: it is never imported, and it is never a build requirement,
 since a front end would then fetch another one, which may differ from the one the user runs. The wheel requires the
-minor version it was built with. What is fixed is in pyproject.toml; here is only what depends on the machine.
+minor version it was built with. What is fixed is in pyproject.toml; here is only what depends on the machine, and in
+third_party/cuda_toolkit.py what decides about CUDA.
 """
 
 from __future__ import annotations
@@ -22,16 +23,14 @@ from typing import NamedTuple
 from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import SetupError
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "third_party"))
+from cuda_toolkit import BuildError, Kernels, choose_kernels  # noqa: E402
+
 OLDEST, NEWEST = (2, 11), (2, 14)  # the torch minors that are supported
 SUPPORTED = f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 INSTALL_TORCH = f'python -m pip install "{SUPPORTED}"'
-
-
-class BuildError(SetupError):
-    """setuptools prints its text without a traceback."""
 
 
 class Torch(NamedTuple):
@@ -128,16 +127,19 @@ def find_program(name: str) -> str:
     return path
 
 
-def build_folder(torch: Torch) -> Path:
-    """Kept between builds, so that they are incremental; one for each torch and Python."""
-    tag = f"torch-{torch.version}-{sys.implementation.cache_tag}"
-    return ROOT / "build" / re.sub(r"[^\w.]+", "-", tag)
+def build_folder(torch: Torch, kernels: Kernels) -> Path:
+    """Kept between builds, so that they are incremental; one for each torch, nvcc and Python."""
+    nvcc = f"nvcc-{kernels.compiler.version}-" if kernels.compiler else ""
+    return ROOT / "build" / re.sub(r"[^\w.]+", "-", f"torch-{torch.version}-{nvcc}{sys.implementation.cache_tag}")
 
 
-def forget_moved_build(folder: Path) -> None:
-    """Delete a build folder that came here with a tree that was moved or copied: CMake would refuse it."""
+def forget_moved_build(folder: Path, kernels: Kernels) -> None:
+    """Delete a build folder whose tree or nvcc has moved: CMake would refuse it."""
     cache = folder / "CMakeCache.txt"
-    if cache.is_file() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text():
+    expected = [f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n"]
+    if kernels.compiler:
+        expected.append(f"CMAKE_CUDA_COMPILER:FILEPATH={kernels.compiler.nvcc}\n")
+    if cache.is_file() and not all(line in cache.read_text() for line in expected):
         shutil.rmtree(folder)
 
 
@@ -158,27 +160,38 @@ def _pybind11_include(folder: Path) -> Path:
     return copy
 
 
-def compile_module(torch: Torch) -> Path:
+def _cuda_settings(kernels: Kernels) -> dict[str, object]:
+    if kernels.compiler is None:
+        return {"RINGATTN_CUDA": "OFF"}
+    return {
+        "RINGATTN_CUDA": "ON",
+        "CMAKE_CUDA_COMPILER:FILEPATH": kernels.compiler.nvcc,
+        "RINGATTN_ARCHS": ";".join(map(str, kernels.archs)),
+    }
+
+
+def compile_module(torch: Torch, kernels: Kernels) -> Path:
     """Configures and builds the target _C and returns its file."""
     jobs = job_count(os.environ.get("MAX_JOBS"))
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise BuildError(f"{headers} has no Python.h; on Debian:\n\n    apt-get install -y python3-dev\n")
-    folder = build_folder(torch)
-    forget_moved_build(folder)
+    folder = build_folder(torch, kernels)
+    forget_moved_build(folder, kernels)
     folder.mkdir(parents=True, exist_ok=True)
 
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    settings = {
+    settings: dict[str, object] = {
         "CMAKE_MAKE_PROGRAM": find_program("ninja"),
         "RINGATTN_TORCH_DIR": torch.folder,
         "RINGATTN_PYTHON_INCLUDE": headers,
         "RINGATTN_PYBIND11_INCLUDE": _pybind11_include(folder),
         "RINGATTN_MODULE_SUFFIX": suffix,
         "RINGATTN_MODULE_DIR": folder / "module",
+        **_cuda_settings(kernels),
     }
-    device = f"of a CUDA {torch.cuda} build" if torch.cuda else "CPU only"
-    print(f"ringattn_ext: torch {torch.version} in {torch.folder}, {device}; {jobs} jobs in {folder}", flush=True)
+    print(f"ringattn_ext: torch {torch.version} in {torch.folder}; {jobs} jobs in {folder}", flush=True)
+    print(f"ringattn_ext: {kernels}", flush=True)
     definitions = [f"-D{key}={value}" for key, value in settings.items()]
     _run(find_program("cmake"), "-S", ROOT, "-B", folder, "-G", "Ninja", *definitions)
     _run(settings["CMAKE_MAKE_PROGRAM"], "-C", folder, f"-j{jobs}", "_C")
@@ -199,23 +212,34 @@ class FreshBuild(build):
         super().run()
 
 
+def build_info(torch: Torch, kernels: Kernels) -> str:
+    nvcc = kernels.compiler.version if kernels.compiler else None
+    return (
+        "# Written by setup.py: the torch that _C was built for, and its CUDA kernels.\n"
+        f'TORCH_VERSION = "{torch.version}"\n'
+        f'TORCH_MINOR = "{torch.minor}"\n'
+        f"CUDA: str | None = {torch.cuda!r}  # of torch\n"
+        f"ARCHS: tuple[int, ...] = {kernels.archs}  # with machine code; none: CPU only\n"
+        f"PTX: int | None = {kernels.ptx}\n"
+        f"NVCC: str | None = {nvcc!r}\n"
+        f"NO_CUDA: str | None = {kernels.no_cuda!r}  # why this build is CPU only\n"
+    )
+
+
 class BuildModule(build_ext):
+    def run(self) -> None:
+        folders = package_folders()
+        self.torch = find_torch(folders)
+        self.kernels = choose_kernels(self.torch.version, self.torch.cuda, folders, os.environ)
+        super().run()
+        # Beside the module: among the sources in an editable install, else in the wheel alone.
+        info = Path(self.get_ext_fullpath("ringattn_ext._C")).with_name("_build_info.py")
+        info.write_text(build_info(self.torch, self.kernels))
+
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(compile_module(find_torch(package_folders())), target)
-
-    def run(self) -> None:
-        super().run()
-        # Beside the module: among the sources in an editable install, else in the wheel alone.
-        torch = find_torch(package_folders())
-        info = Path(self.get_ext_fullpath("ringattn_ext._C")).with_name("_build_info.py")
-        info.write_text(
-            "# Written by setup.py: the torch that _C was built for.\n"
-            f'TORCH_VERSION = "{torch.version}"\n'
-            f'TORCH_MINOR = "{torch.minor}"\n'
-            f"CUDA: str | None = {torch.cuda!r}\n"
-        )
+        shutil.copyfile(compile_module(self.torch, self.kernels), target)
 
 
 def dependencies(commands: Iterable[str]) -> list[str]:

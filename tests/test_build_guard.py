@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import setup
+from cuda_toolkit import Compiler
 
 PACKAGE = setup.ROOT / "python" / "ringattn_ext"
+COMPILER = Compiler(Path("nvcc"), "13.0.88", frozenset({80, 90}))
 PIP = shlex.join([sys.executable, "-m", "pip"])
 
 
@@ -31,9 +33,11 @@ class Installation:
         (self.package / "_C.py").write_text(f"import pathlib\n\npathlib.Path({str(self.mark)!r}).touch()\n")
         self.built_for("2.13.0+cpu", None)
 
-    def built_for(self, version: str, cuda: str | None) -> None:
-        minor = ".".join(version.split(".")[:2])
-        text = f"TORCH_VERSION = {version!r}\nTORCH_MINOR = {minor!r}\nCUDA = {cuda!r}\n"
+    def built_for(self, version: str, cuda: str | None, *, kernels: bool | None = None) -> None:
+        """With kernels if torch has CUDA, unless told otherwise."""
+        has_kernels = cuda is not None if kernels is None else kernels
+        kind = setup.Kernels(COMPILER, (80, 90)) if has_kernels else setup.Kernels(None, no_cuda="a test")
+        text = setup.build_info(setup.Torch(Path("torch"), version, cuda), kind)
         (self.package / "_build_info.py").write_text(text)
 
     def has_torch(self, version: str, cuda: str | None) -> None:
@@ -78,6 +82,7 @@ def checkout(tmp_path: Path) -> Installation:
         (("2.13.0+cpu", None), ("2.13.0+cpu", None)),
         (("2.13.0+cpu", None), ("2.13.2+cu130", "13.0")),
         (("2.13.0", "13.0"), ("2.13.1+cu130", "13.0")),
+        (("2.13.0+cu130", "13.0"), ("2.13.1+cu132", "13.2")),
     ],
 )
 def test_fitting_torch_loads_the_library(
@@ -117,6 +122,23 @@ def test_cuda_build_under_a_cpu_torch_in_a_checkout(checkout: Installation) -> N
     checkout.built_for("2.13.0+cu130", "13.0")
     checkout.has_torch("2.13.0+cpu", None)
     assert f"{PIP} install -e '{checkout.site_packages.parent}'\n" in checkout.refusal()
+
+
+def test_cuda_build_under_a_torch_of_another_cuda(wheel: Installation) -> None:
+    wheel.built_for("2.13.0+cu130", "13.0")
+    wheel.has_torch("2.13.0+cu126", "12.6")
+    message = wheel.refusal()
+    assert "with CUDA 13.0; installed is torch 2.13.0+cu126, which has CUDA 12.6" in message
+    assert f"{PIP} install --force-reinstall 'torch==2.13.*'\n" in message
+
+
+@pytest.mark.parametrize("installed", [("2.13.0+cpu", None), ("2.13.0+cu126", "12.6")])
+def test_build_without_kernels_needs_no_cuda(wheel: Installation, installed: tuple[str, str | None]) -> None:
+    wheel.built_for("2.13.0+cu130", "13.0", kernels=False)
+    wheel.has_torch(*installed)
+    done = wheel.run()
+    assert done.returncode == 0, done.stderr
+    assert wheel.mark.exists()
 
 
 def test_torch_missing(wheel: Installation) -> None:

@@ -13,6 +13,9 @@ import pytest
 import setuptools
 
 import setup
+from cuda_toolkit import Compiler
+
+CPU_ONLY = setup.Kernels(None, no_cuda="a test")
 
 VERSION_FILE = """from typing import Optional
 __version__ = '{version}'
@@ -175,19 +178,63 @@ def test_moved_build_folder_is_dropped(tmp_path: Path) -> None:
     cache = tmp_path / "build" / "CMakeCache.txt"
     cache.parent.mkdir()
     cache.write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={setup.ROOT}\n")
-    setup.forget_moved_build(cache.parent)
+    setup.forget_moved_build(cache.parent, CPU_ONLY)
     assert cache.is_file()
     cache.write_text("CMAKE_HOME_DIRECTORY:INTERNAL=/somewhere/else\n")
-    setup.forget_moved_build(cache.parent)
+    setup.forget_moved_build(cache.parent, CPU_ONLY)
     assert not cache.parent.exists()
+
+
+def test_build_folder_of_another_nvcc_is_dropped(tmp_path: Path) -> None:
+    kernels = setup.Kernels(Compiler(Path("/here/nvcc"), "13.0.88", frozenset()), (80,))
+    cache = tmp_path / "build" / "CMakeCache.txt"
+    cache.parent.mkdir()
+    lines = "CMAKE_HOME_DIRECTORY:INTERNAL={}\nCMAKE_CUDA_COMPILER:FILEPATH={}\n"
+    cache.write_text(lines.format(setup.ROOT, "/here/nvcc"))
+    setup.forget_moved_build(cache.parent, kernels)
+    assert cache.is_file()
+    cache.write_text(lines.format(setup.ROOT, "/there/nvcc"))
+    setup.forget_moved_build(cache.parent, kernels)
+    assert not cache.parent.exists()
+
+
+def test_each_nvcc_has_a_build_folder() -> None:
+    torch = setup.Torch(Path("torch"), "2.14.1+cu130", "13.0")
+    kinds = [CPU_ONLY, *(setup.Kernels(Compiler(Path("nvcc"), v, frozenset()), (80,)) for v in ("13.0.88", "13.2.1"))]
+    assert len({setup.build_folder(torch, kernels) for kernels in kinds}) == 3
+
+
+def cmake_settings(monkeypatch: pytest.MonkeyPatch, folder: Path, kernels: setup.Kernels) -> list[str]:
+    """The command that configures."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(setup, "_run", lambda *words: commands.append([str(word) for word in words]))
+    monkeypatch.setattr(setup, "build_folder", lambda torch, kernels: folder)
+    setup.compile_module(setup.find_torch(setup.package_folders()), kernels)
+    return commands[0]
+
+
+def test_kernels_reach_cmake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = setup.Kernels(Compiler(Path("/here/nvcc"), "13.0.88", frozenset()), (80, 90))
+    settings = cmake_settings(monkeypatch, tmp_path, kernels)
+    assert {"-DRINGATTN_CUDA=ON", "-DRINGATTN_ARCHS=80;90"} <= set(settings)
+    assert "-DCMAKE_CUDA_COMPILER:FILEPATH=/here/nvcc" in settings
+    settings = cmake_settings(monkeypatch, tmp_path, CPU_ONLY)
+    assert "-DRINGATTN_CUDA=OFF" in settings and "nvcc" not in " ".join(settings)
+
+
+def test_the_build_says_why_it_is_cpu_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cmake_settings(monkeypatch, tmp_path, setup.Kernels(None, no_cuda="torch 2.13.0 has no CUDA"))
+    assert "\nringattn_ext: CPU only: torch 2.13.0 has no CUDA\n" in capfd.readouterr().out
 
 
 def test_max_jobs_reaches_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
     monkeypatch.setenv("MAX_JOBS", "3")
     monkeypatch.setattr(setup, "_run", lambda *words: commands.append([str(word) for word in words]))
-    monkeypatch.setattr(setup, "build_folder", lambda torch: tmp_path / "build")
-    setup.compile_module(setup.find_torch(setup.package_folders()))
+    monkeypatch.setattr(setup, "build_folder", lambda torch, kernels: tmp_path / "build")
+    setup.compile_module(setup.find_torch(setup.package_folders()), CPU_ONLY)
     configure, build = commands
     assert "-G" in configure and "Ninja" in configure
     assert "-j3" in build and build[-1] == "_C"
@@ -221,13 +268,17 @@ def metadata(wheel: zipfile.ZipFile, name: str) -> email.message.Message:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_wheel_requires_the_torch_it_was_built_for_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    torch = setup.find_torch(setup.package_folders())
+    folders = setup.package_folders()
+    torch = setup.find_torch(folders)
+    kernels = setup.choose_kernels(torch.version, torch.cuda, folders, os.environ)
     required = metadata(wheel, "METADATA").get_all("Requires-Dist")
     assert [line for line in required if "extra ==" not in line] == [torch.requirement]
     assert not [line for line in required if "extra ==" in line and "torch" in line]
     info: dict[str, object] = {}
     exec(wheel.read("ringattn_ext/_build_info.py"), info)
     assert (info["TORCH_VERSION"], info["TORCH_MINOR"], info["CUDA"]) == (torch.version, torch.minor, torch.cuda)
+    assert (info["ARCHS"], info["PTX"], info["NO_CUDA"]) == (kernels.archs, kernels.ptx, kernels.no_cuda)
+    assert info["NVCC"] == (kernels.compiler.version if kernels.compiler else None)
 
 
 @pytest.mark.slow

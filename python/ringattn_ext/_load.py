@@ -37,7 +37,7 @@ def load() -> None:
     if importlib.util.find_spec("ringattn_ext._C") is None:
         raise ImportError(_not_built())
     name = f"ringattn_ext {__version__} was built for torch {built.TORCH_VERSION}"
-    if built.CUDA:
+    if built.ARCHS:
         name += f" with CUDA {built.CUDA}"
 
     try:
@@ -52,12 +52,18 @@ def load() -> None:
     found_cuda: str | None = torch.version.cuda
     if ".".join(found.split(".")[:2]) != built.TORCH_MINOR:
         raise ImportError(f"{name}; installed is torch {found}. {_mend(built.TORCH_MINOR, replace=False)}")
-    if built.CUDA and not found_cuda:
+    # The kernels use the CUDA runtime that torch loads, by its major version. A module without kernels uses none.
+    if built.ARCHS and _major(found_cuda) != _major(built.CUDA):
+        has = f"CUDA {found_cuda}" if found_cuda else "no CUDA"
         raise ImportError(
-            f"{name}; installed is torch {found}, which has no CUDA. {_mend(built.TORCH_MINOR, replace=True)}"
+            f"{name}; installed is torch {found}, which has {has}. {_mend(built.TORCH_MINOR, replace=True)}"
         )
 
     importlib.import_module("ringattn_ext._C")
+
+
+def _major(version: str | None) -> str | None:
+    return version.partition(".")[0] if version else None
 
 
 def _not_built() -> str:
