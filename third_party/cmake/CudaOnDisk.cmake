@@ -16,15 +16,18 @@ add_library(cuda_headers INTERFACE)
 target_include_directories(cuda_headers SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 
 # A module for torch shares torch's runtime: two runtimes would have two current devices. Which of the files is linked
-# does not matter, its soname is what the module asks for, and torch has loaded it by then. Wheels for CUDA 12 may bring
-# it under a name of their own.
+# does not matter: the module asks for its soname, and torch has loaded it by then. Some wheels of torch bring the
+# runtime under a name of their own, in torch/lib.
 function(share_torch_cuda_runtime module)
   string(REGEX MATCH "^[0-9]+" major "${CMAKE_CUDA_COMPILER_VERSION}")
-  file(GLOB own "${RINGATTN_TORCH_DIR}/lib/libcudart*.so.${major}*")
-  find_library(runtime NAMES ${own} libcudart.so.${major} NO_CACHE REQUIRED NO_DEFAULT_PATH PATHS
-    "${RINGATTN_TORCH_DIR}/../nvidia/cu${major}/lib"
-    "${RINGATTN_TORCH_DIR}/../nvidia/cuda_runtime/lib"
-    ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES})
+  file(GLOB runtime "${RINGATTN_TORCH_DIR}/lib/libcudart*.so.${major}*")
+  if(NOT runtime)
+    unset(runtime)
+    find_library(runtime libcudart.so.${major} NO_CACHE REQUIRED NO_DEFAULT_PATH PATHS
+      "${RINGATTN_TORCH_DIR}/../nvidia/cu${major}/lib"
+      "${RINGATTN_TORCH_DIR}/../nvidia/cuda_runtime/lib"
+      ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES})
+  endif()
   message(STATUS "CUDA runtime: ${runtime}")
   set_target_properties(${module} PROPERTIES CUDA_RUNTIME_LIBRARY None LINKER_LANGUAGE CXX)
   target_link_libraries(${module} PRIVATE "${runtime}")
