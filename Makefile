@@ -2,7 +2,8 @@
 #
 #   make demo    train a small model on real text over 4 ranks     TEXT=file, DEMO_ARGS="--steps 2"
 #   make test    all tests                                         PYTEST_ARGS="-k ring -x"
-#   make lint, make format, make wheel, make build, make clean
+#   make wheel-cuda   the wheel with CUDA kernels, installed into .venv-cuda; needs no GPU     RINGATTN_ARCHS="80;90"
+#   make lint, make format, make wheel, make build, make check-headers, make clean
 #
 # TORCH=2.14.1 chooses another torch and rebuilds for it; MAX_JOBS=n limits the compilers that run at a time.
 
@@ -19,10 +20,11 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check
 STAMPS := $(VENV)/stamps
 TORCH_STAMP := $(STAMPS)/torch-$(TORCH)
 # Folders too: their times change when a file is added or deleted.
-SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.py $(shell find csrc third_party)
+SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.py \
+  $(shell find csrc third_party -not -path "*/__pycache__*")
 CPP_FILES = $(shell find $(wildcard csrc tests bench examples) \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \))
 
-.PHONY: help demo test build lint format wheel clean
+.PHONY: help demo test build lint format wheel wheel-cuda check-headers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -34,9 +36,9 @@ test: build $(STAMPS)/nvcc
 
 # The tests of kernels compile CUDA to PTX, which needs no GPU: with the nvcc of the system, or of pip, pinned because
 # what the tests count depends on the compiler.
-NVCC_PACKAGES := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime
+NVCC := $(addsuffix '==13.0.*',nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime)
 $(STAMPS)/nvcc: $(STAMPS)/venv
-	command -v nvcc > /dev/null || $(PIP) install $(addsuffix '==13.0.*',$(NVCC_PACKAGES))
+	command -v nvcc > /dev/null || $(PIP) install $(NVCC)
 	touch $@
 
 # An editable install: Python sources are used where they lie, C++ sources are compiled when one has changed.
@@ -81,6 +83,36 @@ format: $(STAMPS)/lint
 
 wheel: $(TORCH_STAMP)
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+# The wheel with CUDA kernels, built as a user builds it and installed into an environment of its own with the CUDA
+# build of torch. Compiling and testing it need no GPU; tests/test_cuda_wheel.py looks at what is installed there.
+CUDA_TORCH := 2.14.1
+CUDA_VENV := .venv-cuda
+CUDA_PYTHON := $(CUDA_VENV)/bin/python
+CUDA_PIP := $(CUDA_PYTHON) -m pip --disable-pip-version-check
+CUDA_STAMP := $(CUDA_VENV)/torch-$(CUDA_TORCH)
+CUDA_WHEELS := dist/cuda
+WHEEL_LIMIT := 60000000
+
+wheel-cuda: $(CUDA_STAMP)
+	rm -rf $(CUDA_WHEELS)
+	RINGATTN_CUDA=1 $(CUDA_PIP) wheel --no-deps --wheel-dir $(CUDA_WHEELS) .
+	$(CUDA_PIP) install --force-reinstall --no-deps $(CUDA_WHEELS)/*.whl
+	$(CUDA_PIP) install "$$(echo $(CUDA_WHEELS)/*.whl)[test]"
+	@size=$$(stat --format=%s $(CUDA_WHEELS)/*.whl); echo "$$(ls $(CUDA_WHEELS)/*.whl): $$size bytes"; \
+	  test "$$size" -lt $(WHEEL_LIMIT) || { echo "make: a wheel has less than $(WHEEL_LIMIT) bytes"; exit 1; }
+
+$(CUDA_STAMP):
+	$(PYTHON3) -m venv --clear $(CUDA_VENV)
+	$(CUDA_PIP) install --upgrade pip
+	$(CUDA_PIP) install "torch==$(CUDA_TORCH)"
+	nvcc --version 2> /dev/null | grep -q 'release 13\.' || $(CUDA_PIP) install $(NVCC) 'nvidia-cuda-cccl>=13'
+	touch $@
+
+# Host sources against the headers of TORCH without installing it: make check-headers TORCH=2.11.0. Not a part of CI,
+# since it downloads 530 MB.
+check-headers: $(STAMPS)/venv
+	.ci/check_headers $(TORCH)
 
 clean:
 	rm -rf build dist python/*.egg-info python/ringattn_ext/_C*.so python/ringattn_ext/_build_info.py $(STAMPS)/built
