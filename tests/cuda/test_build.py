@@ -1,8 +1,12 @@
-"""CMake builds the CUDA kernels, the launcher and the C++ benchmark; without a GPU the benchmark says so."""
+"""CMake builds the CUDA kernels, the launcher and the C++ benchmark, with a toolkit's nvcc or pip's.
+
+Without a GPU the benchmark says so.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -29,6 +33,28 @@ def configured() -> str:
         program("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
         f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DRINGATTN_CUDA=ON", "-DRINGATTN_BENCH=ON", "-DRINGATTN_ARCHS=80",
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_cmake_takes_what_pip_installs(tmp_path: Path) -> None:
+    """All in one folder, the libraries in lib, where nvcc does not look; laid out here from whatever nvcc there is."""
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    (top,) = re.findall(r"#\$ TOP=(.+)", run(nvcc, "--dryrun", "none.cu"))
+    folder = tmp_path / "nvidia" / "cu13"
+    (folder / "bin").mkdir(parents=True)
+    for one in Path(top, "bin").iterdir():
+        (folder / "bin" / one.name).symlink_to(one.resolve())
+    (folder / "bin" / "nvcc").unlink()
+    shutil.copy(Path(top, "bin", "nvcc"), folder / "bin")  # it finds the rest from where it lies
+    for name, file in {"lib": "libcudart_static.a", "include": "cuda_runtime.h", "nvvm": "bin/cicc"}.items():
+        found = next(path for path in sorted(Path(top).resolve().rglob(Path(file).name)) if str(path).endswith(file))
+        (folder / name).symlink_to(str(found).removesuffix(file).rstrip("/"))
+    compiler = f"-DCMAKE_CUDA_COMPILER={folder / 'bin' / 'nvcc'}"
+    ninja = f"-DCMAKE_MAKE_PROGRAM={program('ninja')}"
+    options = ("-DRINGATTN_CUDA=ON", "-DRINGATTN_ARCHS=80", "-G", "Ninja", ninja)
+    said = run(program("cmake"), "-S", ROOT, "-B", tmp_path / "build", compiler, *options)
+    assert "CUDA compiler identification is NVIDIA" in said
 
 
 def ninja(target: str) -> str:

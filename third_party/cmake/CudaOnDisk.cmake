@@ -4,8 +4,10 @@
 # pip's libraries lie in lib, where its nvcc does not look, and CMake links a program to try the compiler.
 if(CMAKE_CUDA_COMPILER)
   execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --dryrun none.cu OUTPUT_QUIET ERROR_VARIABLE said)
-  if(said MATCHES "#\\$ TOP=([^\r\n]+)" AND EXISTS "${CMAKE_MATCH_1}/lib/libcudart_static.a")
-    file(REAL_PATH "${CMAKE_MATCH_1}/lib" libraries)
+  string(REGEX MATCH "#\\$ TOP=[^\r\n]+" root "${said}")
+  string(REGEX REPLACE "^.*=" "" root "${root}")
+  if(EXISTS "${root}/lib/libcudart_static.a")
+    file(REAL_PATH "${root}/lib" libraries)
     string(APPEND CMAKE_CUDA_FLAGS " \"-L${libraries}\"")
   endif()
 endif()
