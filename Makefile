@@ -106,7 +106,7 @@ $(CUDA_STAMP):
 	$(PYTHON3) -m venv --clear $(CUDA_VENV)
 	$(CUDA_PIP) install --upgrade pip
 	$(CUDA_PIP) install "torch==$(CUDA_TORCH)"
-	nvcc --version 2> /dev/null | grep -q 'release 13\.' || $(CUDA_PIP) install $(NVCC) 'nvidia-cuda-cccl>=13'
+	nvcc --version 2> /dev/null | grep 'release 13\.' || $(CUDA_PIP) install $(NVCC) 'nvidia-cuda-cccl>=13'
 	touch $@
 
 # Host sources against the headers of TORCH without installing it: make check-headers TORCH=2.11.0. Not a part of CI,
