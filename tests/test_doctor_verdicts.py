@@ -176,12 +176,17 @@ NO_TORCH = put("torch", Torch(missing=True))
             "1 GPU of sm_70",
             "export CUDA_VISIBLE_DEVICES=5",
         ),
-        (changed(gpu_machine(100), put("build.ptx", None)), "gpu", "code for sm_80, sm_86, sm_89, sm_90", "REINSTALL"),
+        (
+            changed(gpu_machine(100), put("build.ptx", None)),
+            "gpu",
+            "code for sm_80, sm_86, sm_89, sm_90",
+            "RINGATTN_ARCHS=100 REINSTALL",
+        ),
         (
             changed(gpu_machine(80), put("build.archs", (86, 90))),
             "gpu",
             "sm_80: the library has code for sm_86, sm_90 only",
-            "REINSTALL",
+            "RINGATTN_ARCHS=80 REINSTALL",
         ),
         (
             changed(gpu_machine(100), put("build.nvcc", "13.1.48")),
@@ -208,6 +213,12 @@ NO_TORCH = put("torch", Torch(missing=True))
             "GLOO_SOCKET_IFNAME names ib0; this machine has lo, eth0",
             "unset GLOO_SOCKET_IFNAME",
         ),
+        (
+            changed(gpu_machine(), put("build.cuda", "12.8")),
+            "torch",
+            "built for CUDA 12.8; torch 2.13.0+cu130 has CUDA 13.0",
+            "REPLACE",
+        ),
         (changed(cpu_machine(), put("torch.gloo", False)), "gloo", "built without it", "REPLACE-TORCH"),
         (
             changed(cpu_machine(), put("self_tests", [SelfTest("2 ranks over gloo", False, 20.0, "rank 1 died")])),
@@ -231,7 +242,6 @@ def test_problem(facts: Facts, subject: str, text: str, command: str) -> None:
     "facts, subject, text",
     [
         (changed(cpu_machine(), put("gpus.on_bus", 1)), "gpu", "not used: torch 2.13.1+cpu has no CUDA"),
-        (changed(gpu_machine(), put("build.cuda", "12.8")), "torch", "built for CUDA 12.8; torch 2.13.0+cu130 has"),
         (changed(gpu_machine(), no_cuda_in_use, put("gpus.visible", "")), "driver", 'CUDA_VISIBLE_DEVICES=""'),
         (gpu_machine(120), "gpu", "only PTX for compute_90"),
         (changed(gpu_machine(), put("torch.nccl", None)), "nccl", "cannot make a ring"),

@@ -37,7 +37,8 @@ def load() -> None:
     if importlib.util.find_spec("ringattn_ext._C") is None:
         raise ImportError(_not_built())
     name = f"ringattn_ext {__version__} was built for torch {built.TORCH_VERSION}"
-    if built.ARCHS:
+    has_kernels = bool(getattr(built, "ARCHS", ()))
+    if has_kernels:
         name += f" with CUDA {built.CUDA}"
 
     try:
@@ -53,7 +54,7 @@ def load() -> None:
     if ".".join(found.split(".")[:2]) != built.TORCH_MINOR:
         raise ImportError(f"{name}; installed is torch {found}. {_mend(built.TORCH_MINOR, replace=False)}")
     # The kernels use the CUDA runtime that torch loads, by its major version. A module without kernels uses none.
-    if built.ARCHS and _major(found_cuda) != _major(built.CUDA):
+    if has_kernels and _major(found_cuda) != _major(built.CUDA):
         has = f"CUDA {found_cuda}" if found_cuda else "no CUDA"
         raise ImportError(
             f"{name}; installed is torch {found}, which has {has}. {_mend(built.TORCH_MINOR, replace=True)}"

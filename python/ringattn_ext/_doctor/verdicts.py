@@ -90,12 +90,12 @@ def _torch(facts: Facts) -> Iterator[Verdict]:
     elif numbers(torch.version)[:2] != numbers(build.torch_minor):
         text = f"the library was built for torch {build.torch}; installed is torch {torch.version}"
         yield problem("torch", text, facts.commands.fit)
-    elif build.cuda and not torch.cuda:
+    elif build.archs and not torch.cuda:
         text = f"the library was built for CUDA {build.cuda}; torch {torch.version} has no CUDA"
         yield problem("torch", text, facts.commands.replace)
-    elif build.cuda and torch.cuda and numbers(build.cuda)[0] != numbers(torch.cuda)[0]:
+    elif build.archs and build.cuda and torch.cuda and numbers(build.cuda)[0] != numbers(torch.cuda)[0]:
         text = f"the library was built for CUDA {build.cuda}; torch {torch.version} has CUDA {torch.cuda}"
-        yield warning("torch", text, facts.commands.reinstall)
+        yield problem("torch", text, facts.commands.replace)
     else:
         yield ok("torch", f"{torch.version} fits the library, built for {build.torch}")
 
@@ -164,7 +164,8 @@ def _kernels(facts: Facts) -> Iterator[Verdict]:
             yield problem("gpu", text, _only(good, facts))
         elif code is None:
             has = ", ".join(f"sm_{number}" for number in build.archs)
-            yield problem("gpu", f"{which}: the library has code for {has} only", facts.commands.reinstall)
+            command = f"RINGATTN_ARCHS={arch} {facts.commands.reinstall}"
+            yield problem("gpu", f"{which}: the library has code for {has} only", command)
         elif not code.startswith("PTX"):
             yield ok("gpu", f"{which}: {code}")
         elif build.nvcc and facts.driver.cuda and numbers(build.nvcc)[:2] > numbers(facts.driver.cuda)[:2]:
