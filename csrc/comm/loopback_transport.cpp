@@ -29,7 +29,8 @@ struct LoopbackHub::State {
     at::Tensor tensor;
     std::optional<c10::Event> ready;  // the sender's stream has come as far as post(); on devices with streams
     std::optional<c10::Event> done;   // the receiver's copy is over; likewise
-    bool taken = false;
+    bool fetched = false;             // the receiver has it, and will copy
+    bool taken = false;               // it has copied; or it could not, and `done` is not set
   };
 
   int world_size = 0;
@@ -56,19 +57,17 @@ struct LoopbackHub::State {
   }
 
   std::shared_ptr<Letter> fetch(const Message& message, int receiver) {
-    std::shared_ptr<Letter> letter;
-    {
-      std::unique_lock lock(mutex);
-      auto& waiting = mailbox(message.peer, receiver);
-      wait_until(lock, [&] { return !waiting.empty(); });
-      letter = waiting.front();
-      waiting.pop_front();
-    }
+    std::unique_lock lock(mutex);
+    auto& waiting = mailbox(message.peer, receiver);
+    wait_until(lock, [&] { return !waiting.empty(); });
+    const std::shared_ptr<Letter> letter = waiting.front();
+    waiting.pop_front();
     if (letter->tensor.nbytes() != message.tensor.nbytes()) {
       throw RingError("receive from rank " + std::to_string(message.peer) + " failed: expected " +
                       std::to_string(message.tensor.nbytes()) + " bytes, got " +
                       std::to_string(letter->tensor.nbytes()));
     }
+    letter->fetched = true;
     return letter;
   }
 
@@ -81,6 +80,18 @@ struct LoopbackHub::State {
   void wait_until_taken(const Letter& letter) {
     std::unique_lock lock(mutex);
     wait_until(lock, [&] { return letter.taken; });
+  }
+
+  void abort(const std::string& reason) {
+    const std::lock_guard lock(mutex);
+    if (failure.empty()) failure = reason;
+    changed.notify_all();
+  }
+
+  // After a failure, when nobody fetches any more: waits for a receiver that is just copying.
+  void settle(const Letter& letter) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return letter.taken || !letter.fetched; });
   }
 };
 
@@ -113,12 +124,18 @@ class HostExchange final : public Exchange {
 // Letters whose copies have been enqueued, by this rank or by the ones they were sent to.
 class StreamExchange final : public Exchange {
  public:
-  explicit StreamExchange(State& state) : state_(state) {}
+  StreamExchange(State& state, int rank) : state_(state), rank_(rank) {}
 
-  // What was received into is not given back before the copy is over.
+  // After a failure. What the copies read and write may be given back only behind them, also by other virtual ranks,
+  // who may hold the last reference to what was sent.
   ~StreamExchange() override {
     try {
       for (const auto& letter : received_) block(*letter);
+      if (!sent_.empty()) state_.abort("virtual rank " + std::to_string(rank_) + " failed");
+      for (const auto& letter : sent_) {
+        state_.settle(*letter);
+        block(*letter);
+      }
     } catch (...) {  // the device has failed, and copies nothing any more
     }
   }
@@ -127,21 +144,22 @@ class StreamExchange final : public Exchange {
   void add_received(std::shared_ptr<State::Letter> letter) { received_.push_back(std::move(letter)); }
 
   void wait() override {
-    for (const auto& letter : received_) block(*letter);
-    received_.clear();
-    for (const auto& letter : sent_) {
-      state_.wait_until_taken(*letter);
-      block(*letter);
+    for (; !received_.empty(); received_.pop_back()) block(*received_.back());
+    for (; !sent_.empty(); sent_.pop_back()) {
+      state_.wait_until_taken(*sent_.back());
+      block(*sent_.back());
     }
   }
 
  private:
   // The stream that is current now, which is the one of post().
   static void block(const State::Letter& letter) {
-    letter.done->block(c10::impl::VirtualGuardImpl(letter.tensor.device().type()).getStream(letter.tensor.device()));
+    const at::Device device = letter.tensor.device();
+    if (letter.done) letter.done->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
 
   State& state_;
+  int rank_;
   Letters sent_, received_;
 };
 
@@ -174,7 +192,7 @@ class LoopbackTransport final : public Transport {
     const c10::impl::VirtualGuardImpl streams(device.type());
     const c10::Stream own = streams.getStream(device);
     if (!copies_) copies_ = virtual_stream(device, 2 * rank_ + 1);
-    auto exchange = std::make_unique<StreamExchange>(state_);
+    auto exchange = std::make_unique<StreamExchange>(state_, rank_);
     for (const Message& message : sends) {
       const auto letter = std::make_shared<State::Letter>(message.tensor);
       letter->ready.emplace(device.type()).record(own);
@@ -187,9 +205,15 @@ class LoopbackTransport final : public Transport {
     const c10::StreamGuard guard(*copies_);
     for (const Message& message : receives) {
       const auto letter = state_.fetch(message, rank_);
-      letter->ready->block(*copies_);
-      copy(message.tensor, letter->tensor);
-      letter->done.emplace(device.type()).record(*copies_);
+      try {
+        letter->ready->block(*copies_);
+        copy(message.tensor, letter->tensor);
+        letter->done.emplace(device.type()).record(*copies_);
+      } catch (...) {
+        letter->done.reset();
+        state_.mark_taken(*letter);
+        throw;
+      }
       exchange->add_received(letter);
       state_.mark_taken(*letter);
     }
@@ -242,10 +266,6 @@ std::unique_ptr<Transport> LoopbackHub::transport(int rank) {
   return std::make_unique<LoopbackTransport>(*state_, rank);
 }
 
-void LoopbackHub::abort(const std::string& reason) {
-  const std::lock_guard lock(state_->mutex);
-  if (state_->failure.empty()) state_->failure = reason;
-  state_->changed.notify_all();
-}
+void LoopbackHub::abort(const std::string& reason) { state_->abort(reason); }
 
 }  // namespace ringattn
