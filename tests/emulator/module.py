@@ -136,6 +136,7 @@ class Module:
         schedule: str | None = None,
         limit: int = 2_000_000_000,
         undefined: str = "",
+        memory: Sequence[tuple[int, int, int, str, bool]] = (),
     ) -> Report:
         """Runs a kernel; kernel is its name, or a part of it that only one name has.
 
@@ -145,13 +146,15 @@ class Module:
         schedule names one. copies: when asynchronous copies land. threads: host threads that share the blocks.
         limit: warp instructions after which a launch counts as a deadlock; 0: none. undefined: why a GPU may give other
         results, if it may (an order of lanes that PTX does not define, say); tells hardware/ not to compare.
+        memory: what else can be reached: (address, pointer of the host, bytes, name, read only), each in a window of
+        its own.
         Raises EmulatorError at the first error.
         """
         parameters = self._native.parameters(kernel)
         if len(args) != len(parameters):
             raise TypeError(f"{kernel} takes {len(parameters)} arguments, not {len(args)}")
         packed = bytearray(max((offset + size for _, size, offset in parameters), default=0))
-        regions, arrays = [], []
+        regions, arrays = list(memory), []
         named = {}
         for i, (argument, (type_name, size, offset)) in enumerate(zip(args, parameters, strict=True)):
             if isinstance(argument, np.ndarray):

@@ -27,7 +27,8 @@ void GlobalShadow::start(const Launch& launch) {
   launch_ = &launch;
   for (const Allocation& one : launch.memory.windows()) {
     // What may not be written needs no shadow.
-    windows_.emplace_back(one.data && !one.read_only ? one.bytes / kPageBytes + 1 : 0);
+    const uint64_t start = (one.address & ((uint64_t{1} << kWindowShift) - 1)) - kFirstAddress;
+    windows_.emplace_back(one.data && !one.read_only ? (start + one.bytes) / kPageBytes + 1 : 0);
   }
 }
 
