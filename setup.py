@@ -143,13 +143,16 @@ def forget_moved_build(folder: Path, kernels: Kernels) -> None:
         shutil.rmtree(folder)
 
 
-def _pybind11_include(folder: Path) -> Path:
-    """A copy of pybind11's headers in the build folder.
+def _pybind11_include(folder: Path, torch: Torch) -> Path:
+    """A copy of pybind11's headers in the build folder; torch's own where pybind11 is not installed.
 
     In an isolated build the originals lie at a new temporary path every time, and Ninja would compile again what
     includes them.
     """
-    import pybind11
+    try:
+        import pybind11
+    except ModuleNotFoundError:
+        return torch.folder / "include"
 
     copy = folder / f"pybind11-{pybind11.__version__}"
     if not copy.is_dir():
@@ -185,7 +188,7 @@ def compile_module(torch: Torch, kernels: Kernels) -> Path:
         "CMAKE_MAKE_PROGRAM": find_program("ninja"),
         "RINGATTN_TORCH_DIR": torch.folder,
         "RINGATTN_PYTHON_INCLUDE": headers,
-        "RINGATTN_PYBIND11_INCLUDE": _pybind11_include(folder),
+        "RINGATTN_PYBIND11_INCLUDE": _pybind11_include(folder, torch),
         "RINGATTN_MODULE_SUFFIX": suffix,
         "RINGATTN_MODULE_DIR": folder / "module",
         **_cuda_settings(kernels),
