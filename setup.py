@@ -133,12 +133,12 @@ def build_folder(torch: Torch, kernels: Kernels) -> Path:
     return ROOT / "build" / re.sub(r"[^\w.]+", "-", f"torch-{torch.version}-{nvcc}{sys.implementation.cache_tag}")
 
 
-def forget_moved_build(folder: Path, kernels: Kernels) -> None:
+def forget_moved_build(folder: Path, nvcc: Path | None = None) -> None:
     """Delete a build folder whose tree or nvcc has moved: CMake would refuse it."""
     cache = folder / "CMakeCache.txt"
     expected = [f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n"]
-    if kernels.compiler:
-        expected.append(f"CMAKE_CUDA_COMPILER:FILEPATH={kernels.compiler.nvcc}\n")
+    if nvcc:
+        expected.append(f"CMAKE_CUDA_COMPILER:FILEPATH={nvcc}\n")
     if cache.is_file() and not all(line in cache.read_text() for line in expected):
         shutil.rmtree(folder)
 
@@ -180,7 +180,7 @@ def compile_module(torch: Torch, kernels: Kernels) -> Path:
     if not (headers / "Python.h").is_file():
         raise BuildError(f"{headers} has no Python.h; on Debian:\n\n    apt-get install -y python3-dev\n")
     folder = build_folder(torch, kernels)
-    forget_moved_build(folder, kernels)
+    forget_moved_build(folder, kernels.compiler.nvcc if kernels.compiler else None)
     folder.mkdir(parents=True, exist_ok=True)
 
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
