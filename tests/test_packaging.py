@@ -178,23 +178,23 @@ def test_moved_build_folder_is_dropped(tmp_path: Path) -> None:
     cache = tmp_path / "build" / "CMakeCache.txt"
     cache.parent.mkdir()
     cache.write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={setup.ROOT}\n")
-    setup.forget_moved_build(cache.parent, CPU_ONLY)
+    setup.forget_moved_build(cache.parent)
     assert cache.is_file()
     cache.write_text("CMAKE_HOME_DIRECTORY:INTERNAL=/somewhere/else\n")
-    setup.forget_moved_build(cache.parent, CPU_ONLY)
+    setup.forget_moved_build(cache.parent)
     assert not cache.parent.exists()
 
 
 def test_build_folder_of_another_nvcc_is_dropped(tmp_path: Path) -> None:
-    kernels = setup.Kernels(Compiler(Path("/here/nvcc"), "13.0.88", frozenset()), (80,))
+    nvcc = Path("/here/nvcc")
     cache = tmp_path / "build" / "CMakeCache.txt"
     cache.parent.mkdir()
     lines = "CMAKE_HOME_DIRECTORY:INTERNAL={}\nCMAKE_CUDA_COMPILER:FILEPATH={}\n"
     cache.write_text(lines.format(setup.ROOT, "/here/nvcc"))
-    setup.forget_moved_build(cache.parent, kernels)
+    setup.forget_moved_build(cache.parent, nvcc)
     assert cache.is_file()
     cache.write_text(lines.format(setup.ROOT, "/there/nvcc"))
-    setup.forget_moved_build(cache.parent, kernels)
+    setup.forget_moved_build(cache.parent, nvcc)
     assert not cache.parent.exists()
 
 
