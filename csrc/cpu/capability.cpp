@@ -17,16 +17,21 @@ extern const MicroTable table;
 namespace avx512 {
 extern const MicroTable table;
 }
+namespace avx512_bf16 {
+extern const MicroTable table;
+}
 
 namespace {
 
 // The table of a name, or null if this machine or this build lacks it.
 const MicroTable* find_table(const std::string& name) {
 #if defined(RINGATTN_CPU_WITH_AVX512)
-  if (name == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
-    return &avx512::table;
-  }
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#if defined(RINGATTN_CPU_WITH_AVX512_BF16)
+  if (name == "avx512_bf16" && has_avx512 && __builtin_cpu_supports("avx512bf16")) return &avx512_bf16::table;
+#endif
+  if (name == "avx512" && has_avx512) return &avx512::table;
 #endif
 #if defined(RINGATTN_CPU_WITH_AVX2)
   // Every CPU with AVX2 has F16C, which older compilers cannot ask for.
@@ -38,10 +43,11 @@ const MicroTable* find_table(const std::string& name) {
 const MicroTable& choose_table() {
   if (const char* name = std::getenv("RINGATTN_CPU")) {
     if (const MicroTable* table = find_table(name)) return *table;
-    throw std::invalid_argument("RINGATTN_CPU is \"" + std::string(name) +
-                                "\": expected generic, avx2 or avx512, and one that this machine and build have");
+    throw std::invalid_argument(
+        "RINGATTN_CPU is \"" + std::string(name) +
+        "\": expected generic, avx2, avx512 or avx512_bf16, and one that this machine and build have");
   }
-  for (const char* name : {"avx512", "avx2"}) {
+  for (const char* name : {"avx512_bf16", "avx512", "avx2"}) {
     if (const MicroTable* table = find_table(name)) return *table;
   }
   return generic::table;

@@ -12,11 +12,14 @@
 // nothing is ever multiplied by a masked score: 0 * NaN would leak.
 #include "cpu/forward.h"
 
+#include "cpu/key_pairs.h"
 #include "cpu/key_tile.h"
 #include "cpu/products.h"
 #include "cpu/scratch.h"
 #include "cpu/state.h"
 #include "cpu/tiles.h"
+
+#include <optional>
 
 namespace ringattn::cpu {
 namespace {
@@ -27,9 +30,10 @@ class ForwardTile {
   using A = Accumulator<T>;
 
  public:
-  static constexpr int kArrays = 10;
+  static constexpr int kArrays = 12;
   static std::int64_t elements(const BlockArgs& args) {
-    return 3 * kLanes * padded(args.D) + kTileKeys * kLanes + 6 * kLanes;
+    const std::int64_t pairs = multiplies_pairs<T>() ? (kLanes * padded(args.D) + kTileKeys * kLanes) / 2 : 0;
+    return 3 * kLanes * padded(args.D) + kTileKeys * kLanes + 6 * kLanes + pairs;
   }
 
   ForwardTile(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries, Scratch& scratch)
@@ -44,11 +48,16 @@ class ForwardTile {
     sum_ = scratch.take<A>(kLanes);
     factor_ = scratch.take<A>(kLanes);
     visible_ = scratch.take<A>(kLanes);
+    if (!multiplies_pairs<T>()) return;
+    query_pairs_ = scratch.take<std::uint16_t>(kLanes * D_);
+    p_pairs_ = scratch.take<std::uint16_t>(kTileKeys * kLanes);
   }
 
   void load_query() {
-    copy_rows<T>(rows_at<const T>(args_.query, b_, h_, queries_.row), queries_.count(), args_.D, rows_);
-    transpose_rows(query_);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (multiplies_pairs<T>() && load_query_pairs()) return;
+    }
+    load_query_rows();
   }
 
   void load_state() {
@@ -64,12 +73,22 @@ class ForwardTile {
     transpose_rows(o_);
   }
 
-  void absorb(const Tile& keys, KeyTile<T>& rows) {
+  // packed: null if there are no products of pairs.
+  void absorb(const Tile& keys, KeyTile<T>& rows, KeyPairs* packed) {
     const Visibility visibility = ringattn::visibility(queries_.segment, keys.segment, args_.mask);
     if (visibility == Visibility::skip) return;
-    if (visibility == Visibility::full) return absorb(rows, 0, keys.count(), nullptr);
-    const VisiblePairs pairs(queries_.segment, keys.segment, args_.mask);
-    absorb(rows, pairs.first_key, pairs.end_key, &pairs);
+    std::optional<VisiblePairs> pairs;
+    if (visibility == Visibility::partial) pairs.emplace(queries_.segment, keys.segment, args_.mask);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (query_is_paired_ && packed != nullptr && packed->is_normal()) {
+        return absorb_pairs(*packed, keys.count(), pairs ? &*pairs : nullptr);
+      }
+    }
+    if (pairs) {
+      absorb(rows, pairs->first_key, pairs->end_key, &*pairs);
+    } else {
+      absorb(rows, 0, keys.count(), nullptr);
+    }
   }
 
   // Writes what the call asks for: the state, or the result, or both.
@@ -88,9 +107,79 @@ class ForwardTile {
   }
 
  private:
+  void load_query_rows() {
+    copy_rows<T>(rows_at<const T>(args_.query, b_, h_, queries_.row), queries_.count(), args_.D, rows_);
+    transpose_rows(query_);
+    has_query_rows_ = true;
+  }
+
+  // query_pairs[d/2][m][2] = Q[m][d]: a transposition of pairs, which are as large as floats. Returns whether the
+  // products take the numbers as they are.
+  bool load_query_pairs() {
+    auto* rows = reinterpret_cast<std::uint16_t*>(rows_);
+    const RowSpan<const T> source = rows_at<const T>(args_.query, b_, h_, queries_.row);
+    query_is_paired_ = pair_kernels().copy_normal(reinterpret_cast<const std::uint16_t*>(source.data), source.stride,
+                                                  rows, D_, queries_.count(), args_.D, D_);
+    std::fill(rows + queries_.count() * D_, rows + kLanes * D_, std::uint16_t{0});
+    micro<float>().transpose(rows_, D_ / 2, reinterpret_cast<float*>(query_pairs_), kLanes, kLanes, D_ / 2);
+    return query_is_paired_;
+  }
+
+  // absorb() with products of pairs. `pairs` is null if all pairs of the `count` keys are visible.
+  void absorb_pairs(KeyPairs& keys, std::int64_t count, const VisiblePairs* pairs) {
+    const Pairs& kernels = pair_kernels();
+    const std::int64_t first = pairs ? pairs->even_first() : 0, end = pairs ? pairs->even_end() : even(count);
+    kernels.multiply({.c = scores_,
+                      .c_stride = kLanes,
+                      .a = keys.key(first),
+                      .a_row_stride = D_,
+                      .a_depth_stride = 2,
+                      .b = query_pairs_,
+                      .b_stride = 2 * kLanes,
+                      .rows = end - first,
+                      .depth = even(args_.D) / 2,
+                      .columns = kLanes,
+                      .accumulate = false});
+    if (pairs) {
+      pairs->fill_invisible_even(scores_, kMinusInfinity<float>);
+    } else if (end > count) {
+      std::fill_n(scores_ + count * kLanes, kLanes, kMinusInfinity<float>);
+    }
+    std::copy_n(m_, kLanes, m_new_);
+    kernels.column_max(scores_, end - first, m_new_);
+    const float c = static_cast<float>(args_.scale * kLog2E);
+    kernels.exponentials(scores_, end - first, m_new_, c, sum_, p_pairs_);
+    if (pairs) {
+      pairs->clear_invisible_pairs(p_pairs_);
+      std::copy_n(pairs->sees, kLanes, visible_);
+    }
+    move_to_new_maximum(c, pairs != nullptr);
+    kernels.multiply({.c = o_,
+                      .c_stride = kLanes,
+                      .a = keys.value_pairs(first),
+                      .a_row_stride = 2,
+                      .a_depth_stride = 2 * D_,
+                      .b = p_pairs_,
+                      .b_stride = 2 * kLanes,
+                      .rows = args_.D,
+                      .depth = (end - first) / 2,
+                      .columns = kLanes,
+                      .accumulate = true});
+  }
+
+  // From m to m_new: l takes sum_ in, o is scaled. Lanes that are not visible_ stay, if there are any.
+  void move_to_new_maximum(A c, bool some_invisible) {
+    const Micro<A>& kernels = micro<A>();
+    if (kernels.advance(m_, m_new_, c, some_invisible ? visible_ : nullptr, sum_, l_, factor_)) {
+      kernels.scale_columns(o_, args_.D, factor_);
+    }
+    std::swap(m_, m_new_);
+  }
+
   // Absorbs the keys [first, end) of a tile; the others are seen by no query of this one. `pairs` is null if all pairs
   // are visible.
   void absorb(KeyTile<T>& rows, std::int32_t first, std::int32_t end, const VisiblePairs* pairs) {
+    if (!has_query_rows_) load_query_rows();
     const Micro<A>& kernels = micro<A>();
     const std::int64_t count = end - first;
     multiply_rows(scores_, rows.key(first), query_, count, args_.D);
@@ -103,11 +192,7 @@ class ForwardTile {
       pairs->fill_invisible(scores_, A{0});
       std::copy_n(pairs->sees, kLanes, visible_);
     }
-    if (kernels.advance(m_, m_new_, c, pairs ? visible_ : nullptr, sum_, l_, factor_)) {
-      kernels.scale_columns(o_, args_.D, factor_);
-    }
-    std::swap(m_, m_new_);
-
+    move_to_new_maximum(c, pairs != nullptr);
     add_over_keys(o_, rows.value(first), scores_, count, args_.D, pairs);
   }
 
@@ -124,6 +209,8 @@ class ForwardTile {
   const std::int64_t D_;    // padded
   A *rows_ /*[kLanes][D]*/, *query_ /*[D][kLanes]*/, *o_ /*[D][kLanes]*/, *scores_ /*[kTileKeys][kLanes]*/;
   A *m_, *m_new_, *l_, *sum_, *factor_, *visible_ /*[kLanes] each*/;
+  std::uint16_t *query_pairs_ = nullptr /*[D/2][kLanes][2]*/, *p_pairs_ = nullptr /*[kTileKeys/2][kLanes][2]*/;
+  bool has_query_rows_ = false, query_is_paired_ = false;
 };
 
 // The query tiles [first, end) of a head absorb the keys together, so that a key tile is converted once for all.
@@ -132,10 +219,16 @@ void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const 
                    const std::vector<Tile>& key_tiles) {
   using A = Accumulator<T>;
   Scratch& scratch = Scratch::of_this_thread();
+  const std::int64_t pair_bytes =
+      multiplies_pairs<T>() ? KeyPairs::elements(args, kTileKeys) * static_cast<std::int64_t>(sizeof(BFloat16)) : 0;
   scratch.reserve((KeyTile<T>::elements(args, kTileKeys) + (end - first) * ForwardTile<T>::elements(args)) *
-                      static_cast<std::int64_t>(sizeof(A)),
-                  KeyTile<T>::kArrays + static_cast<int>(end - first) * ForwardTile<T>::kArrays);
-  KeyTile<T> rows(args, b, h / (args.Hq / args.Hkv), kTileKeys, scratch);
+                          static_cast<std::int64_t>(sizeof(A)) +
+                      pair_bytes,
+                  KeyTile<T>::kArrays + KeyPairs::kArrays + static_cast<int>(end - first) * ForwardTile<T>::kArrays);
+  const std::int64_t kv_head = h / (args.Hq / args.Hkv);
+  KeyTile<T> rows(args, b, kv_head, kTileKeys, scratch);
+  std::optional<KeyPairs> packed;
+  if (multiplies_pairs<T>()) packed.emplace(args, b, kv_head, kTileKeys, scratch);
   std::vector<ForwardTile<T>> tiles;
   tiles.reserve(static_cast<std::size_t>(end - first));
   bool any_sees = false;
@@ -151,7 +244,8 @@ void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const 
   }
   for (std::size_t i = 0; any_sees && i < key_tiles.size(); ++i) {
     rows.move_to(key_tiles[i]);
-    for (ForwardTile<T>& tile : tiles) tile.absorb(key_tiles[i], rows);
+    if (packed) packed->move_to(key_tiles[i]);
+    for (ForwardTile<T>& tile : tiles) tile.absorb(key_tiles[i], rows, packed ? &*packed : nullptr);
   }
   for (ForwardTile<T>& tile : tiles) tile.store();
 }

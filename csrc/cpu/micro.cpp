@@ -6,6 +6,7 @@
 #include "cpu/micro.h"
 
 #include "cpu/micro_convert.h"
+#include "cpu/micro_pairs.h"
 #include "cpu/micro_product.h"
 #include "cpu/micro_softmax.h"
 
@@ -21,11 +22,20 @@ constexpr Micro<A> micro_of() {
           scale_columns<A>, score_gradients<A>, transpose<A>,  all_finite<A>};
 }
 
+constexpr Pairs pairs() {
+#if defined(__AVX512BF16__)
+  return {multiply_pairs, column_max_pairs, exponentials_pairs, score_gradients_pairs, pair_rows, copy_normal};
+#else
+  return {};
+#endif
+}
+
 }  // namespace
 
 constexpr MicroTable table = {
     micro_of<double>(),
     micro_of<float>(),
-    {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>, narrow_row<Float16Format>}};
+    {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>, narrow_row<Float16Format>},
+    pairs()};
 
 }  // namespace ringattn::cpu::RINGATTN_CPU_CAPABILITY

@@ -83,10 +83,52 @@ struct Conversions {
   Narrow narrow_bfloat16, narrow_float16;
 };
 
+// Products of bfloat16 numbers, two at a time: c[i][j] = (accumulate ? c[i][j] : 0) + the sum over k of
+// a[i][k][0] * b[k][j][0] + a[i][k][1] * b[k][j][1]. A pair of a is two neighbours at a + i * a_row_stride +
+// k * a_depth_stride. b has rows of `columns`, a multiple of kRowPadding, pairs.
+struct PairProduct {
+  float* c;
+  std::int64_t c_stride;
+  const std::uint16_t* a;
+  std::int64_t a_row_stride, a_depth_stride;
+  const std::uint16_t* b;
+  std::int64_t b_stride;
+  std::int64_t rows, depth, columns;
+  bool accumulate;
+};
+
+// For bfloat16 alone, where the instruction set has such products; null elsewhere. Scores are as in Micro; numbers of
+// rows are even. "In pairs" is [rows/2][kLanes][2].
+struct Pairs {
+  void (*multiply)(const PairProduct& product);
+
+  // As Micro::column_max, but a NaN need not show.
+  void (*column_max)(const float* scores, std::int64_t rows, float* m);
+
+  // sum = the sum of exp2((scores - m) * c) over the rows; p = the same rounded, in pairs.
+  void (*exponentials)(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p);
+
+  // P = exp2(c * scores - lse2) to p [rows][kLanes]; dS = P * (gradients - delta) * scale to ds [rows][kLanes] and, in
+  // pairs, to ds_pairs. What is null is not wanted; without gradients there is no dS.
+  void (*score_gradients)(const float* scores, const float* gradients, std::int64_t rows, const float* lse2,
+                          const float* delta, float c, float scale, std::uint16_t* p, std::uint16_t* ds,
+                          std::uint16_t* ds_pairs);
+
+  // target[j][i] = {source[2j][i], source[2j + 1][i]}; columns: a multiple of kRowPadding.
+  void (*pair_rows)(const std::uint16_t* source, std::int64_t stride, std::uint16_t* target, std::int64_t rows,
+                    std::int64_t columns);
+
+  // Copies rows, with zeros from `columns` to `padded_columns`. Returns whether the products take every number as it
+  // is: no infinity, no NaN, none below 2^-126 but 0.
+  bool (*copy_normal)(const std::uint16_t* source, std::int64_t source_stride, std::uint16_t* target,
+                      std::int64_t target_stride, std::int64_t rows, std::int64_t columns, std::int64_t padded_columns);
+};
+
 struct MicroTable {
   Micro<double> float64;
   Micro<float> float32;
   Conversions conversions;
+  Pairs pairs;
 };
 
 // The table of the instruction set in use.

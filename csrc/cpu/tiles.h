@@ -91,6 +91,29 @@ struct VisiblePairs {
     first_key = std::min(first_key, end_key);
   }
 
+  // The first of an even number of rows that hold all keys from first_key to end_key, and the one behind the last.
+  std::int32_t even_first() const { return first_key / 2 * 2; }
+  std::int32_t even_end() const { return (end_key + 1) / 2 * 2; }
+
+  // As fill_invisible, for rows [even_end() - even_first()][kLanes].
+  template <typename Number>
+  void fill_invisible_even(Number* rows, Number value) const {
+    if (even_first() < first_key) std::fill(rows, rows + kLanes, value);
+    if (end_key < even_end()) std::fill_n(rows + (end_key - even_first()) * kLanes, kLanes, value);
+    fill_invisible(rows + (first_key - even_first()) * kLanes, value);
+  }
+
+  // Zeros in place of the invisible pairs of numbers [(even_end() - even_first()) / 2][kLanes][2].
+  void clear_invisible_pairs(std::uint16_t* pairs) const {
+    for (std::int32_t n = even_first(); n < even_end(); ++n) {
+      const bool outside = n < first_key || n >= end_key;
+      const std::int32_t from = outside ? 0 : begin[n], to = outside ? 0 : end[n];
+      std::uint16_t* row = pairs + (n - even_first()) / 2 * 2 * kLanes + n % 2;
+      for (std::int32_t i = 0; i < from; ++i) row[2 * i] = 0;
+      for (std::int32_t i = to; i < kLanes; ++i) row[2 * i] = 0;
+    }
+  }
+
   // Puts a value in place of the invisible pairs of scores [end_key - first_key][kLanes].
   template <typename A>
   void fill_invisible(A* scores, A value) const {

@@ -1,0 +1,224 @@
+// Products of bfloat16 by AVX-512-BF16, where one operation multiplies a pair of neighbouring numbers by another pair
+// and adds both products to a float. Included by micro.cpp alone.
+//
+// The instruction takes numbers below 2^-126 for 0, so tiles that hold such (or infinities, or NaN, whose products with
+// the weight 0 of a masked pair must not be taken) are left to the float kernels: see `all_normal`.
+#pragma once
+
+#include "cpu/micro.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>  // holds no function that is ever emitted
+
+namespace ringattn::cpu {
+namespace {
+
+constexpr int kPairLanes = 16;  // floats of a vector
+constexpr int kPairRows = 6, kPairVectors = 4;
+
+// 2^f - 1 over f for |f| <= 1/2, a minimax polynomial.
+constexpr float kExp2Coefficients[] = {6.931470037e-01f, 2.402224243e-01f, 5.550733581e-02f, 9.671512991e-03f,
+                                       1.326472731e-03f};
+
+inline __m512bh pairs_at(const std::uint16_t* source) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(source)); }
+
+inline __m512bh one_pair(const std::uint16_t* source) {
+  std::int32_t pair;
+  __builtin_memcpy(&pair, source, sizeof(pair));
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+}
+
+template <int Rows, int Vectors>
+inline void multiply_pairs_tile(const PairProduct& p, std::int64_t i, std::int64_t j) {
+  __m512 sum[Rows][Vectors];
+  float* c = p.c + i * p.c_stride + j;
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) {
+      sum[r][v] = p.accumulate ? _mm512_loadu_ps(c + r * p.c_stride + v * kPairLanes) : _mm512_setzero_ps();
+    }
+  }
+  const std::uint16_t* a = p.a + i * p.a_row_stride;
+  const std::uint16_t* b = p.b + 2 * j;
+  for (std::int64_t k = 0; k < p.depth; ++k) {
+    __m512bh row[Vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) row[v] = pairs_at(b + v * 2 * kPairLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      const __m512bh pair = one_pair(a + r * p.a_row_stride);
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], row[v], pair);
+    }
+    a += p.a_depth_stride;
+    b += p.b_stride;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) _mm512_storeu_ps(c + r * p.c_stride + v * kPairLanes, sum[r][v]);
+  }
+}
+
+template <int Rows, int Vectors>
+inline void multiply_pairs_last_rows(const PairProduct& p, std::int64_t i, std::int64_t j) {
+  if constexpr (Rows > 0) {
+    if (p.rows - i == Rows) {
+      multiply_pairs_tile<Rows, Vectors>(p, i, j);
+    } else {
+      multiply_pairs_last_rows<Rows - 1, Vectors>(p, i, j);
+    }
+  }
+}
+
+template <int Vectors>
+void multiply_pairs_panel(const PairProduct& p, std::int64_t j) {
+  std::int64_t i = 0;
+  for (; i + kPairRows <= p.rows; i += kPairRows) multiply_pairs_tile<kPairRows, Vectors>(p, i, j);
+  multiply_pairs_last_rows<kPairRows - 1, Vectors>(p, i, j);
+}
+
+void multiply_pairs(const PairProduct& p) {
+  std::int64_t j = 0;
+  for (; j + kPairVectors * kPairLanes <= p.columns; j += kPairVectors * kPairLanes) {
+    multiply_pairs_panel<kPairVectors>(p, j);
+  }
+  switch ((p.columns - j) / kPairLanes) {
+    case 3:
+      return multiply_pairs_panel<3>(p, j);
+    case 2:
+      return multiply_pairs_panel<2>(p, j);
+    case 1:
+      return multiply_pairs_panel<1>(p, j);
+    default:
+      return;
+  }
+}
+
+// 2^y for y <= 127, with a relative error below 2e-7; NaN stays NaN.
+inline __m512 exp2_of_pairs(__m512 y) {
+  y = _mm512_max_ps(_mm512_set1_ps(-200.0f), y);  // the second operand if one is NaN
+  const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(y, n);
+  __m512 p = _mm512_set1_ps(kExp2Coefficients[4]);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[3]));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[2]));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[1]));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[0]));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+
+// Of 32 numbers: 0, 16, 1, 17, …
+inline __m512i alternating() {
+  return _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
+                          3, 18, 2, 17, 1, 16, 0);
+}
+
+// The numbers of two vectors, rounded, in turn.
+inline __m512i paired(__m512 even, __m512 odd) {
+  return _mm512_permutexvar_epi16(alternating(), reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
+}
+
+void column_max_pairs(const float* scores, std::int64_t rows, float* m) {
+  __m512 largest[kLanes / kPairLanes];
+  for (int v = 0; v < kLanes / kPairLanes; ++v) largest[v] = _mm512_loadu_ps(m + v * kPairLanes);
+  for (std::int64_t n = 0; n < rows; ++n, scores += kLanes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kLanes / kPairLanes; ++v) {
+      largest[v] = _mm512_max_ps(_mm512_loadu_ps(scores + v * kPairLanes), largest[v]);
+    }
+  }
+  for (int v = 0; v < kLanes / kPairLanes; ++v) _mm512_storeu_ps(m + v * kPairLanes, largest[v]);
+}
+
+void exponentials_pairs(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p) {
+  const __m512 factor = _mm512_set1_ps(c);
+  for (std::int64_t lane = 0; lane < kLanes; lane += kPairLanes) {
+    const __m512 reference = _mm512_loadu_ps(m + lane);
+    __m512 total = _mm512_setzero_ps();
+    const auto exponential = [&](std::int64_t n) {
+      const __m512 s = _mm512_loadu_ps(scores + n * kLanes + lane);
+      return exp2_of_pairs(_mm512_mul_ps(_mm512_sub_ps(s, reference), factor));
+    };
+    for (std::int64_t n = 0; n < rows; n += 2) {
+      const __m512 even = exponential(n), odd = exponential(n + 1);
+      total = _mm512_add_ps(_mm512_add_ps(total, even), odd);
+      _mm512_storeu_si512(p + n * kLanes + 2 * lane, paired(even, odd));
+    }
+    _mm512_storeu_ps(sum + lane, total);
+  }
+}
+
+void score_gradients_pairs(const float* scores, const float* gradients, std::int64_t rows, const float* lse2,
+                           const float* delta, float c, float scale, std::uint16_t* p, std::uint16_t* ds,
+                           std::uint16_t* ds_pairs) {
+  const __m512 factor = _mm512_set1_ps(c), weight = _mm512_set1_ps(scale);
+  for (std::int64_t lane = 0; lane < kLanes; lane += kPairLanes) {
+    const __m512 normaliser = _mm512_loadu_ps(lse2 + lane), shift = _mm512_loadu_ps(delta + lane);
+    const auto probability = [&](std::int64_t n) {
+      return exp2_of_pairs(_mm512_fmsub_ps(_mm512_loadu_ps(scores + n * kLanes + lane), factor, normaliser));
+    };
+    const auto store = [&](std::uint16_t* target, std::int64_t n, __m512 even, __m512 odd) {
+      const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + n * kLanes + lane), _mm512_castsi512_si256(both));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + (n + 1) * kLanes + lane),
+                          _mm512_extracti64x4_epi64(both, 1));
+    };
+    for (std::int64_t n = 0; n < rows; n += 2) {
+      const __m512 p0 = probability(n), p1 = probability(n + 1);
+      if (p != nullptr) store(p, n, p0, p1);
+      if (gradients == nullptr) continue;
+      const auto gradient = [&](std::int64_t row, __m512 probability) {
+        const __m512 g = _mm512_sub_ps(_mm512_loadu_ps(gradients + row * kLanes + lane), shift);
+        return _mm512_mul_ps(_mm512_mul_ps(probability, g), weight);
+      };
+      const __m512 ds0 = gradient(n, p0), ds1 = gradient(n + 1, p1);
+      if (ds != nullptr) store(ds, n, ds0, ds1);
+      if (ds_pairs != nullptr) _mm512_storeu_si512(ds_pairs + n * kLanes + 2 * lane, paired(ds0, ds1));
+    }
+  }
+}
+
+// target[j][i] = {source[2j][i], source[2j + 1][i]}
+void pair_rows(const std::uint16_t* source, std::int64_t stride, std::uint16_t* target, std::int64_t rows,
+               std::int64_t columns) {
+  const __m512i order = alternating();
+  for (std::int64_t n = 0; n < rows; n += 2, target += 2 * columns) {
+    const std::uint16_t* even = source + n * stride;
+    const std::uint16_t* odd = even + stride;
+    for (std::int64_t i = 0; i < columns; i += kPairLanes) {
+      const __m512i both =
+          _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + i))),
+                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + i)), 1);
+      _mm512_storeu_si512(target + 2 * i, _mm512_permutexvar_epi16(order, both));
+    }
+  }
+}
+
+// Copies rows, with zeros from `columns` to `padded_columns`. Returns whether every number is 0 or has an exponent of
+// its own: no infinity, no NaN, nothing below 2^-126.
+bool copy_normal(const std::uint16_t* source, std::int64_t source_stride, std::uint16_t* target,
+                 std::int64_t target_stride, std::int64_t rows, std::int64_t columns, std::int64_t padded_columns) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80), magnitude = _mm512_set1_epi16(0x7fff);
+  __mmask32 odd = 0;
+  for (std::int64_t row = 0; row < rows; ++row, source += source_stride, target += target_stride) {
+    for (std::int64_t j = 0; j < padded_columns; j += 32) {
+      const auto mask_of = [j](std::int64_t end) {
+        const std::int64_t left = end - j;
+        return static_cast<__mmask32>(left >= 32 ? 0xffffffffu : left <= 0 ? 0u : (1u << left) - 1u);
+      };
+      const __m512i x = _mm512_maskz_loadu_epi16(mask_of(columns), source + j);
+      const __m512i e = _mm512_and_si512(x, exponent);
+      const __mmask32 zero = _mm512_testn_epi16_mask(x, magnitude);
+      odd |= _mm512_cmpeq_epi16_mask(e, exponent) | (_mm512_testn_epi16_mask(x, exponent) & ~zero);
+      _mm512_mask_storeu_epi16(target + j, mask_of(padded_columns), x);
+    }
+  }
+  return odd == 0;
+}
+
+}  // namespace
+}  // namespace ringattn::cpu
+#endif
