@@ -1,131 +1,31 @@
-// The backward kernel: scores are computed again from the inputs and lse, in two passes that own what they write.
+// The backward kernel: scores are computed again from the inputs and lse, once for every pair of tiles.
 //
 // Per tile of queries (lanes m) and keys (n), all in A, with c = scale * log2(e):
 //   P[n][m]   = 2^(c * sum_d K[n][d] * Qt[d][m] - log2(e) * lse[m])
 //   dS[n][m]  = P[n][m] * (sum_d V[n][d] * dOt[d][m] - delta[m]) * scale
-//   dV[n][d] += sum_m P[n][m] * dO[m][d]         pass over keys: a task owns up to kTaskKeys rows of dK and dV and
-//   dK[n][d] += sum_m dS[n][m] * Q[m][d]         loops over the query heads of its group and their tiles
-//   dQt[d][m] += sum_n K[n][d] * dS[n][m]        pass over queries: a task owns a tile of dQ, loops over key tiles
+//   dV[n][d] += sum_m P[n][m] * dO[m][d]
+//   dK[n][d] += sum_m dS[n][m] * Q[m][d]
+//   dQt[d][m] += sum_n K[n][d] * dS[n][m]
 //
-// The order inside a task is fixed, so the bits do not depend on the threads. Masked pairs have P = dS = 0; where the
-// other factor is not finite the sums skip them, because 0 * NaN would leak.
+// The chunks of keys of a head are dealt out to a few tasks, which own the gradients of their keys, loop over the query
+// heads of the group and their tiles, and add up a dQ of their own; those are added in their order afterwards. To bound
+// the memory of these, a round takes as many query tiles as fit. How the work of a head is cut depends on its length
+// alone, and the order inside a task is fixed, so the bits depend neither on the threads nor on other heads.
+//
+// Masked pairs have P = dS = 0; where the other factor is not finite the sums skip them, because 0 * NaN would leak.
 #include "cpu/backward.h"
 
-#include "cpu/key_tile.h"
-#include "cpu/products.h"
-#include "cpu/scratch.h"
-#include "cpu/state.h"
-#include "cpu/tiles.h"
+#include <memory>
+#include <optional>
+
+#include "cpu/query_tile.h"
 
 namespace ringattn::cpu {
 namespace {
 
-constexpr std::int32_t kTaskKeys = 256;  // keys whose gradients a task of the pass over keys owns
-
-// A tile of queries with all that backward needs of it, and room for its scores.
-template <typename T>
-class QueryTile {
-  using A = Accumulator<T>;
-
- public:
-  static constexpr int kArrays = 8;
-  static std::int64_t elements(std::int64_t D) { return 4 * kLanes * padded(D) + 2 * kTileKeys * kLanes + 2 * kLanes; }
-
-  QueryTile(const BlockArgs& args, Scratch& scratch) : args_(args), D_(padded(args.D)) {
-    query_ = scratch.take<A>(kLanes * D_);
-    query_t_ = scratch.take<A>(kLanes * D_);
-    grad_out_ = scratch.take<A>(kLanes * D_);
-    grad_out_t_ = scratch.take<A>(kLanes * D_);
-    p_ = scratch.take<A>(kTileKeys * kLanes);
-    ds_ = scratch.take<A>(kTileKeys * kLanes);
-    lse2_ = scratch.take<A>(kLanes);
-    delta_ = scratch.take<A>(kLanes);
-  }
-
-  void load(std::int64_t b, std::int64_t h, const Tile& queries) {
-    queries_ = queries;
-    load_rows(rows_at<const T>(args_.query, b, h, queries.row), query_, query_t_);
-    load_rows(rows_at<const T>(args_.grad_out, b, h, queries.row), grad_out_, grad_out_t_);
-    const std::int64_t row = state_row(args_, b, h) + queries.row;
-    std::fill_n(lse2_, kLanes, A{0});
-    std::fill_n(delta_, kLanes, A{0});
-    for (std::int64_t i = 0; i < queries.count(); ++i) {
-      lse2_[i] = static_cast<const A*>(args_.lse)[row + i] * static_cast<A>(kLog2E);
-      delta_[i] = static_cast<const A*>(args_.delta)[row + i];
-    }
-  }
-
-  // P and, if wanted, dS of the keys of a tile from `first` on; zero where the mask hides the pair.
-  void score(RowSpan<const A> key, RowSpan<const A> value, std::int64_t count, const VisiblePairs* pairs,
-             bool with_gradients) {
-    const Micro<A>& kernels = micro<A>();
-    multiply_rows(p_, key, query_t_, count, args_.D);
-    if (with_gradients) multiply_rows(ds_, value, grad_out_t_, count, args_.D);
-    kernels.score_gradients(p_, with_gradients ? ds_ : nullptr, count, lse2_, delta_,
-                            static_cast<A>(args_.scale * kLog2E), static_cast<A>(args_.scale));
-    if (!pairs) return;
-    pairs->fill_invisible(p_, A{0});
-    if (with_gradients) pairs->fill_invisible(ds_, A{0});
-  }
-
-  // grad_value[n][d] += sum_m P[n][m] * dO[m][d]
-  void add_grad_value(A* grad_value, std::int64_t count, const VisiblePairs* pairs) const {
-    add_over_queries(p_, grad_out_, grad_value, count, pairs);
-  }
-
-  // grad_key[n][d] += sum_m dS[n][m] * Q[m][d]
-  void add_grad_key(A* grad_key, std::int64_t count, const VisiblePairs* pairs) const {
-    add_over_queries(ds_, query_, grad_key, count, pairs);
-  }
-
-  // grad_query_t[d][m] += sum_n K[n][d] * dS[n][m]
-  void add_grad_query(A* grad_query_t, RowSpan<const A> key, std::int64_t count, const VisiblePairs* pairs) const {
-    add_over_keys(grad_query_t, key, ds_, count, args_.D, pairs);
-  }
-
- private:
-  void load_rows(RowSpan<const T> source, A* rows, A* columns) {
-    copy_rows<T>(source, queries_.count(), args_.D, rows);
-    std::fill(rows + queries_.count() * D_, rows + kLanes * D_, A{0});
-    micro<A>().transpose(rows, D_, columns, kLanes, kLanes, D_);
-  }
-
-  // target[n][d] += sum over the tile's queries of weights[n][m] * rows[m][d]
-  void add_over_queries(const A* weights, const A* rows, A* target, std::int64_t count,
-                        const VisiblePairs* pairs) const {
-    const Micro<A>& kernels = micro<A>();
-    Product<A> product = {.c = target,
-                          .c_stride = D_,
-                          .a = weights,
-                          .a_row_stride = kLanes,
-                          .a_depth_stride = 1,
-                          .b = rows,
-                          .b_stride = D_,
-                          .rows = count,
-                          .depth = queries_.count(),
-                          .columns = D_,
-                          .accumulate = true};
-    if (pairs && !kernels.all_finite(rows, D_, queries_.count(), D_)) {
-      product.rows = 1;
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t n = pairs->first_key + i;
-        product.c = target + i * D_;
-        product.a = weights + i * kLanes + pairs->begin[n];
-        product.b = rows + pairs->begin[n] * D_;
-        product.depth = pairs->end[n] - pairs->begin[n];
-        kernels.multiply(product);
-      }
-      return;
-    }
-    kernels.multiply(product);
-  }
-
-  const BlockArgs& args_;
-  const std::int64_t D_;  // padded
-  Tile queries_;
-  A *query_, *grad_out_ /*[kLanes][D]*/, *query_t_, *grad_out_t_ /*[D][kLanes]*/;
-  A *p_, *ds_ /*[kTileKeys][kLanes]*/, *lse2_, *delta_ /*[kLanes]*/;
-};
+constexpr std::int32_t kChunkKeys = 256;
+constexpr std::int64_t kDealers = 8;
+constexpr std::int64_t kPartBytes = 64 * 1024 * 1024;  // of all parts of dQ in a round
 
 // Calls body(first, count, pairs) with the keys of a tile that queries may see, if there are any.
 template <typename Function>
@@ -147,112 +47,205 @@ void add_rows(const A* source, std::int64_t source_stride, RowSpan<A> target, st
   }
 }
 
-template <typename T>
-void backward_keys(const BlockArgs& args, std::int64_t b, std::int64_t kv_head, const Tile& keys,
-                   const std::vector<Tile>& query_tiles) {
-  using A = Accumulator<T>;
-  const std::int64_t D = padded(args.D), group = args.Hq / args.Hkv;
-  Scratch& scratch = Scratch::of_this_thread();
-  scratch.reserve((2 * kTaskKeys * D + KeyTile<T>::elements(args, kTaskKeys) + QueryTile<T>::elements(args.D)) *
-                      static_cast<std::int64_t>(sizeof(A)),
-                  2 + KeyTile<T>::kArrays + QueryTile<T>::kArrays);
-  A* grad_key = scratch.take<A>(kTaskKeys * D);
-  A* grad_value = scratch.take<A>(kTaskKeys * D);
-  KeyTile<T> rows(args, b, kv_head, kTaskKeys, scratch);
-  rows.move_to(keys);
-  QueryTile<T> tile(args, scratch);
-  std::fill_n(grad_key, keys.count() * D, A{0});
-  std::fill_n(grad_value, keys.count() * D, A{0});
+// How the work of a block is cut into rounds and tasks.
+template <typename A>
+class Plan {
+ public:
+  explicit Plan(const BlockArgs& args)
+      : args_(args),
+        query_tiles(make_tiles(args.query_segments, kLanes)),
+        chunks(make_tiles(args.key_segments, kChunkKeys)) {
+    const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(chunks.size()), 1);
+    const bool wants_queries = args.grad_query.data != nullptr;
+    dealers = wants_queries ? std::min(kDealers, count) : count;
+    tile_elements = padded(args.D) * kLanes;
+    const std::int64_t tile_bytes = args.B * args.Hq * dealers * tile_elements * static_cast<std::int64_t>(sizeof(A));
+    const std::int64_t tiles = static_cast<std::int64_t>(query_tiles.size());
+    round_tiles = wants_queries ? std::clamp<std::int64_t>(kPartBytes / std::max<std::int64_t>(tile_bytes, 1), 1,
+                                                           std::max<std::int64_t>(tiles, 1))
+                                : std::max<std::int64_t>(tiles, 1);
+    if (!wants_queries) return;
+    const std::int64_t parts = args.B * args.Hq * dealers * round_tiles;
+    parts_.reset(new A[static_cast<std::size_t>(parts * tile_elements)]);
+    touched_.resize(static_cast<std::size_t>(parts));
+  }
 
-  for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    for (const Tile& queries : query_tiles) {
-      if (!any_visible(queries.segment, keys.segment, args.mask)) continue;
-      tile.load(b, h, queries);
-      for (std::int32_t offset = 0; offset < keys.count(); offset += kTileKeys) {
-        const Segment part = keys.segment.part(offset, std::min(kTileKeys, keys.count() - offset));
-        with_visible_keys(queries, part, args.mask,
-                          [&](std::int32_t first, std::int32_t count, const VisiblePairs* pairs) {
-                            const std::int64_t row = offset + first;
-                            tile.score(rows.key(row), rows.value(row), count, pairs, args.grad_key.data != nullptr);
-                            if (args.grad_value.data) tile.add_grad_value(grad_value + row * D, count, pairs);
-                            if (args.grad_key.data) tile.add_grad_key(grad_key + row * D, count, pairs);
-                          });
-      }
+ private:
+  const BlockArgs& args_;
+
+ public:
+  const std::vector<Tile> query_tiles, chunks;
+  std::int64_t dealers;  // tasks among which the chunks of a head are dealt out, in turn
+  std::int64_t round_tiles, tile_elements;
+
+  // A dealer's part of dQ, [D][kLanes], of a query tile of the round; null if dQ is not wanted.
+  A* part(std::int64_t b, std::int64_t h, std::int64_t dealer, std::int64_t tile) const {
+    return parts_ ? parts_.get() + index(b, h, dealer, tile) * tile_elements : nullptr;
+  }
+  std::uint8_t& touched(std::int64_t b, std::int64_t h, std::int64_t dealer, std::int64_t tile) {
+    return touched_[static_cast<std::size_t>(index(b, h, dealer, tile))];
+  }
+  void begin_round() { std::fill(touched_.begin(), touched_.end(), std::uint8_t{0}); }
+
+ private:
+  std::int64_t index(std::int64_t b, std::int64_t h, std::int64_t dealer, std::int64_t tile) const {
+    return ((b * args_.Hq + h) * dealers + dealer) * round_tiles + tile;
+  }
+
+  std::unique_ptr<A[]> parts_;
+  std::vector<std::uint8_t> touched_;  // whether the part has been written in this round
+};
+
+// Calls body(first, count, pairs) with what products of pairs leave out of a tile: first the odd keys, then, one by
+// one, the odd queries with the other keys. Keys are counted from `offset` on; `pairs` is null if all pairs are
+// visible.
+template <typename Function>
+void add_odd(const std::vector<std::int32_t>& odd_keys, const std::vector<std::int32_t>& odd_queries,
+             std::int32_t offset, std::int32_t keys, std::int32_t queries, const VisiblePairs* pairs,
+             const Function& body) {
+  bool is_odd[kTileKeys] = {};
+  for (const std::int32_t n : odd_keys) {
+    if (n >= offset && n < offset + keys) is_odd[n - offset] = true;
+  }
+  const auto first_of = [&](std::int32_t n) { return pairs ? pairs->begin[n] : 0; };
+  const auto end_of = [&](std::int32_t n) { return pairs ? pairs->end[n] : queries; };
+  const auto call = [&](const VisiblePairs& shown) {
+    if (shown.first_key < shown.end_key) body(shown.first_key, shown.end_key - shown.first_key, &shown);
+  };
+  VisiblePairs of_keys;
+  for (std::int32_t n = 0; n < keys; ++n) {
+    if (is_odd[n]) of_keys.show(n, first_of(n), end_of(n));
+  }
+  call(of_keys);
+  for (const std::int32_t m : odd_queries) {
+    VisiblePairs of_query;
+    for (std::int32_t n = 0; n < keys; ++n) {
+      if (!is_odd[n] && first_of(n) <= m && m < end_of(n)) of_query.show(n, m, m + 1);
     }
-  }
-  if (args.grad_key.data) {
-    add_rows(grad_key, D, rows_at<A>(args.grad_key, b, kv_head, keys.row), keys.count(), args.D);
-  }
-  if (args.grad_value.data) {
-    add_rows(grad_value, D, rows_at<A>(args.grad_value, b, kv_head, keys.row), keys.count(), args.D);
+    call(of_query);
   }
 }
 
-// dQ of the query tiles [first, end) of a head.
+// The chunks of one dealer in a round over the query tiles [first, end).
 template <typename T>
-void backward_queries(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile* first, const Tile* end,
-                      const std::vector<Tile>& key_tiles) {
+void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, std::int64_t b, std::int64_t kv_head,
+                   std::int64_t dealer, std::int64_t first, std::int64_t end) {
   using A = Accumulator<T>;
-  const std::int64_t D = padded(args.D), kv_head = h / (args.Hq / args.Hkv);
-  struct Target {
-    Tile queries;
-    QueryTile<T> tile;
-    A* grad_query_t;  // [D][kLanes]
-  };
-  std::vector<Target> targets;
-  targets.reserve(static_cast<std::size_t>(end - first));
+  const std::int64_t D = padded(args.D), group = args.Hq / args.Hkv;
+  const bool by_pairs = multiplies_pairs<T>();
   Scratch& scratch = Scratch::of_this_thread();
-  scratch.reserve((kLanes * D + KeyTile<T>::elements(args, kTileKeys) +
-                   (end - first) * (QueryTile<T>::elements(args.D) + D * kLanes)) *
-                      static_cast<std::int64_t>(sizeof(A)),
-                  1 + KeyTile<T>::kArrays + static_cast<int>(end - first) * (QueryTile<T>::kArrays + 1));
-  A* grad_query = scratch.take<A>(kLanes * D);
-  KeyTile<T> rows(args, b, kv_head, kTileKeys, scratch);
-  for (const Tile* queries = first; queries < end; ++queries) {
-    bool sees = false;
-    for (const Segment& keys : args.key_segments) sees |= any_visible(queries->segment, keys, args.mask);
-    if (!sees) continue;
-    Target& target = targets.emplace_back(Target{*queries, QueryTile<T>(args, scratch), scratch.take<A>(D * kLanes)});
-    target.tile.load(b, h, *queries);
-    std::fill_n(target.grad_query_t, D * kLanes, A{0});
+  scratch.reserve((2 * kChunkKeys * D + KeyTile<T>::elements(args, kChunkKeys)) * static_cast<std::int64_t>(sizeof(A)) +
+                      QueryTile<T>::bytes(args) +
+                      (by_pairs ? 2 * KeyPairs::elements(args, kChunkKeys) + QueryPairs::bytes(args) : 0),
+                  2 + KeyTile<T>::kArrays + QueryTile<T>::kArrays + KeyPairs::kArrays + QueryPairs::kArrays);
+  A* grad_key = args.grad_key.data ? scratch.take<A>(kChunkKeys * D) : nullptr;
+  A* grad_value = args.grad_value.data ? scratch.take<A>(kChunkKeys * D) : nullptr;
+  KeyTile<T> key_rows(args, b, kv_head, kChunkKeys, scratch);
+  QueryTile<T> query_rows(args, scratch);
+  std::optional<KeyPairs> key_pairs;
+  std::optional<QueryPairs> query_pairs;
+  if (by_pairs) {
+    key_pairs.emplace(args, b, kv_head, kChunkKeys, scratch);
+    query_pairs.emplace(args, scratch);
   }
-  if (targets.empty()) return;
 
-  for (const Tile& keys : key_tiles) {
-    rows.move_to(keys);
-    for (Target& target : targets) {
-      with_visible_keys(target.queries, keys.segment, args.mask,
-                        [&](std::int32_t first_key, std::int32_t count, const VisiblePairs* pairs) {
-                          target.tile.score(rows.key(first_key), rows.value(first_key), count, pairs, true);
-                          target.tile.add_grad_query(target.grad_query_t, rows.key(first_key), count, pairs);
-                        });
+  for (std::size_t chunk = static_cast<std::size_t>(dealer); chunk < plan.chunks.size();
+       chunk += static_cast<std::size_t>(plan.dealers)) {
+    const Tile& keys = plan.chunks[chunk];
+    key_rows.move_to(keys);
+    if (by_pairs) key_pairs->move_to(keys);
+    bool any = false;
+    for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      for (std::int64_t tile = first; tile < end; ++tile) {
+        const Tile& queries = plan.query_tiles[static_cast<std::size_t>(tile)];
+        if (!any_visible(queries.segment, keys.segment, args.mask)) continue;
+        if (!any && grad_key) std::fill_n(grad_key, keys.count() * D, A{0});
+        if (!any && grad_value) std::fill_n(grad_value, keys.count() * D, A{0});
+        any = true;
+        const GradientTargets<A> targets{grad_key, grad_value, plan.part(b, h, dealer, tile - first)};
+        if (targets.query_t != nullptr && !plan.touched(b, h, dealer, tile - first)) {
+          plan.touched(b, h, dealer, tile - first) = 1;
+          std::fill_n(targets.query_t, plan.tile_elements, A{0});
+        }
+        bool paired = false;
+        if constexpr (std::is_same_v<T, BFloat16>) {
+          paired = by_pairs && key_pairs->is_worth_it() && query_pairs->load(b, h, queries);
+        }
+        const bool some_odd = paired && !(key_pairs->odd().empty() && query_pairs->odd().empty());
+        if (!paired || some_odd) query_rows.load(b, h, queries);
+        for (std::int32_t offset = 0; offset < keys.count(); offset += kTileKeys) {
+          const Segment part = keys.segment.part(offset, std::min(kTileKeys, keys.count() - offset));
+          with_visible_keys(
+              queries, part, args.mask, [&](std::int32_t from, std::int32_t count, const VisiblePairs* pairs) {
+                const auto in_float = [&](std::int32_t first_key, std::int32_t keys_here, const VisiblePairs* shown) {
+                  query_rows.add(key_rows, offset + first_key, keys_here, shown, targets);
+                };
+                if constexpr (std::is_same_v<T, BFloat16>) {
+                  if (paired) {
+                    query_pairs->add(*key_pairs, offset, count, pairs, targets);
+                    if (some_odd) {
+                      add_odd(key_pairs->odd(), query_pairs->odd(), offset, part.length, queries.count(), pairs,
+                              in_float);
+                    }
+                    return;
+                  }
+                }
+                in_float(from, count, pairs);
+              });
+        }
+      }
+    }
+    if (any && grad_key) {
+      add_rows(grad_key, D, rows_at<A>(args.grad_key, b, kv_head, keys.row), keys.count(), args.D);
+    }
+    if (any && grad_value) {
+      add_rows(grad_value, D, rows_at<A>(args.grad_value, b, kv_head, keys.row), keys.count(), args.D);
     }
   }
-  for (const Target& target : targets) {
-    micro<A>().transpose(target.grad_query_t, kLanes, grad_query, D, D, kLanes);
-    add_rows(grad_query, D, rows_at<A>(args.grad_query, b, h, target.queries.row), target.queries.count(), args.D);
+}
+
+// dQ of a query tile from the parts of all dealers.
+template <typename A>
+void add_parts(const BlockArgs& args, Plan<A>& plan, std::int64_t b, std::int64_t h, std::int64_t first,
+               std::int64_t tile) {
+  A* sum = nullptr;
+  for (std::int64_t dealer = 0; dealer < plan.dealers; ++dealer) {
+    if (!plan.touched(b, h, dealer, tile)) continue;
+    A* part = plan.part(b, h, dealer, tile);
+    if (sum == nullptr) {
+      sum = part;
+    } else {
+      for (std::int64_t i = 0; i < plan.tile_elements; ++i) sum[i] += part[i];
+    }
   }
+  if (sum == nullptr) return;
+  const std::int64_t D = padded(args.D);
+  Scratch& scratch = Scratch::of_this_thread();
+  scratch.reserve(plan.tile_elements * static_cast<std::int64_t>(sizeof(A)), 1);
+  A* rows = scratch.take<A>(plan.tile_elements);
+  micro<A>().transpose(sum, kLanes, rows, D, D, kLanes);
+  const Tile& queries = plan.query_tiles[static_cast<std::size_t>(first + tile)];
+  add_rows(rows, D, rows_at<A>(args.grad_query, b, h, queries.row), queries.count(), args.D);
 }
 
 }  // namespace
 
 template <typename T>
 void backward(const BlockArgs& args, const Launch& launch) {
-  const std::vector<Tile> query_tiles = make_tiles(args.query_segments, kLanes);
-  if (args.grad_key.data || args.grad_value.data) {
-    const std::vector<Tile> key_tiles = make_tiles(args.key_segments, kTaskKeys);
-    const std::int64_t tiles = static_cast<std::int64_t>(key_tiles.size());
-    run_tasks(launch, args.B * args.Hkv * tiles, [&](std::int64_t task) {
-      const std::int64_t head = task / tiles;
-      backward_keys<T>(args, head / args.Hkv, head % args.Hkv, key_tiles[task % tiles], query_tiles);
+  if (!args.grad_query.data && !args.grad_key.data && !args.grad_value.data) return;
+  Plan<Accumulator<T>> plan(args);
+  const std::int64_t tiles = static_cast<std::int64_t>(plan.query_tiles.size());
+  for (std::int64_t first = 0; first < tiles; first += plan.round_tiles) {
+    const std::int64_t end = std::min(first + plan.round_tiles, tiles);
+    plan.begin_round();
+    run_tasks(launch, args.B * args.Hkv * plan.dealers, [&](std::int64_t task) {
+      const std::int64_t head = task / plan.dealers, dealer = task % plan.dealers;
+      backward_task<T>(args, plan, head / args.Hkv, head % args.Hkv, dealer, first, end);
     });
-  }
-  if (args.grad_query.data) {
-    const std::vector<Tile> key_tiles = make_tiles(args.key_segments, kTileKeys);
-    const TileGroups groups(query_tiles, args.B * args.Hq);
-    run_tasks(launch, args.B * args.Hq * groups.per_head, [&](std::int64_t task) {
-      const std::int64_t head = task / groups.per_head, group = task % groups.per_head;
-      backward_queries<T>(args, head / args.Hq, head % args.Hq, groups.begin(group), groups.end(group), key_tiles);
+    if (!args.grad_query.data) continue;
+    run_tasks(launch, args.B * args.Hq * (end - first), [&](std::int64_t task) {
+      const std::int64_t head = task / (end - first), tile = task % (end - first);
+      add_parts(args, plan, head / args.Hq, head % args.Hq, first, tile);
     });
   }
 }

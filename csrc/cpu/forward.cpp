@@ -30,9 +30,9 @@ class ForwardTile {
   using A = Accumulator<T>;
 
  public:
-  static constexpr int kArrays = 12;
+  static constexpr int kArrays = 13;
   static std::int64_t elements(const BlockArgs& args) {
-    const std::int64_t pairs = multiplies_pairs<T>() ? (kLanes * padded(args.D) + kTileKeys * kLanes) / 2 : 0;
+    const std::int64_t pairs = multiplies_pairs<T>() ? (2 * kLanes * padded(args.D) + kTileKeys * kLanes) / 2 : 0;
     return 3 * kLanes * padded(args.D) + kTileKeys * kLanes + 6 * kLanes + pairs;
   }
 
@@ -53,9 +53,9 @@ class ForwardTile {
     p_pairs_ = scratch.take<std::uint16_t>(kTileKeys * kLanes);
   }
 
-  void load_query() {
+  void load_query(Scratch& scratch) {
     if constexpr (std::is_same_v<T, BFloat16>) {
-      if (multiplies_pairs<T>() && load_query_pairs()) return;
+      if (multiplies_pairs<T>() && load_query_pairs(scratch)) return;
     }
     load_query_rows();
   }
@@ -80,7 +80,7 @@ class ForwardTile {
     std::optional<VisiblePairs> pairs;
     if (visibility == Visibility::partial) pairs.emplace(queries_.segment, keys.segment, args_.mask);
     if constexpr (std::is_same_v<T, BFloat16>) {
-      if (query_is_paired_ && packed != nullptr && packed->is_normal()) {
+      if (query_is_paired_ && packed != nullptr && packed->is_worth_it()) {
         return absorb_pairs(*packed, keys.count(), pairs ? &*pairs : nullptr);
       }
     }
@@ -113,16 +113,47 @@ class ForwardTile {
     has_query_rows_ = true;
   }
 
-  // query_pairs[d/2][m][2] = Q[m][d]: a transposition of pairs, which are as large as floats. Returns whether the
-  // products take the numbers as they are.
-  bool load_query_pairs() {
-    auto* rows = reinterpret_cast<std::uint16_t*>(rows_);
-    const RowSpan<const T> source = rows_at<const T>(args_.query, b_, h_, queries_.row);
-    query_is_paired_ = pair_kernels().copy_normal(reinterpret_cast<const std::uint16_t*>(source.data), source.stride,
-                                                  rows, D_, queries_.count(), args_.D, D_);
-    std::fill(rows + queries_.count() * D_, rows + kLanes * D_, std::uint16_t{0});
-    micro<float>().transpose(rows_, D_ / 2, reinterpret_cast<float*>(query_pairs_), kLanes, kLanes, D_ / 2);
-    return query_is_paired_;
+  // query_pairs[d/2][m][2] = Q[m][d]: a transposition of pairs, which are as large as floats. Returns whether products
+  // of pairs are worth it.
+  bool load_query_pairs(Scratch& scratch) {
+    PairRows rows(kLanes, args_.D, scratch);
+    rows.copy(rows_at<const T>(args_.query, b_, h_, queries_.row), queries_.count());
+    odd_queries_ = rows.odd();
+    std::fill(rows.row(queries_.count()), rows.row(kLanes), std::uint16_t{0});
+    micro<float>().transpose(reinterpret_cast<const float*>(rows.row(0)), D_ / 2,
+                             reinterpret_cast<float*>(query_pairs_), kLanes, kLanes, D_ / 2);
+    return query_is_paired_ = are_few(odd_queries_, queries_.count());
+  }
+
+  // The scores of odd keys and odd queries, for keys [first, end).
+  void score_odd(const KeyPairs& keys, std::int64_t first, std::int64_t end, std::int64_t count) {
+    const RowSpan<const T> query = rows_at<const T>(args_.query, b_, h_, queries_.row);
+    const auto score = [&](std::int64_t n, std::int64_t m) {
+      const BFloat16 *k = keys.whole_key(n), *q = query.row(m);
+      float sum = 0;
+      for (std::int64_t d = 0; d < args_.D; ++d) sum += to_float(k[d]) * to_float(q[d]);
+      scores_[(n - first) * kLanes + m] = sum;
+    };
+    for (const std::int32_t n : keys.odd()) {
+      if (n < first || n >= end) continue;
+      for (std::int64_t m = 0; m < queries_.count(); ++m) score(n, m);
+    }
+    for (const std::int32_t m : odd_queries_) {
+      for (std::int64_t n = first; n < std::min(end, count); ++n) score(n, m);
+    }
+  }
+
+  // What the values of odd keys add to o.
+  void add_odd(const KeyPairs& keys, std::int64_t first, std::int64_t end, const VisiblePairs* pairs) {
+    for (const std::int32_t n : keys.odd()) {
+      if (n < first || n >= end) continue;
+      const std::int64_t from = pairs ? pairs->begin[n] : 0, to = pairs ? pairs->end[n] : queries_.count();
+      const std::uint16_t* p = p_pairs_ + (n - first) / 2 * 2 * kLanes + (n - first) % 2;
+      for (std::int64_t d = 0; d < args_.D; ++d) {
+        const float value = to_float(keys.whole_value(n)[d]);
+        for (std::int64_t m = from; m < to; ++m) o_[d * kLanes + m] += value * to_float({p[2 * m]});
+      }
+    }
   }
 
   // absorb() with products of pairs. `pairs` is null if all pairs of the `count` keys are visible.
@@ -140,14 +171,14 @@ class ForwardTile {
                       .depth = even(args_.D) / 2,
                       .columns = kLanes,
                       .accumulate = false});
+    if (!keys.odd().empty() || !odd_queries_.empty()) score_odd(keys, first, end, count);
     if (pairs) {
       pairs->fill_invisible_even(scores_, kMinusInfinity<float>);
     } else if (end > count) {
       std::fill_n(scores_ + count * kLanes, kLanes, kMinusInfinity<float>);
     }
-    std::copy_n(m_, kLanes, m_new_);
-    kernels.column_max(scores_, end - first, m_new_);
     const float c = static_cast<float>(args_.scale * kLog2E);
+    kernels.reference(scores_, end - first, m_, c, m_new_);
     kernels.exponentials(scores_, end - first, m_new_, c, sum_, p_pairs_);
     if (pairs) {
       pairs->clear_invisible_pairs(p_pairs_);
@@ -165,6 +196,7 @@ class ForwardTile {
                       .depth = (end - first) / 2,
                       .columns = kLanes,
                       .accumulate = true});
+    if (!keys.odd().empty()) add_odd(keys, first, end, pairs);
   }
 
   // From m to m_new: l takes sum_ in, o is scaled. Lanes that are not visible_ stay, if there are any.
@@ -210,6 +242,7 @@ class ForwardTile {
   A *rows_ /*[kLanes][D]*/, *query_ /*[D][kLanes]*/, *o_ /*[D][kLanes]*/, *scores_ /*[kTileKeys][kLanes]*/;
   A *m_, *m_new_, *l_, *sum_, *factor_, *visible_ /*[kLanes] each*/;
   std::uint16_t *query_pairs_ = nullptr /*[D/2][kLanes][2]*/, *p_pairs_ = nullptr /*[kTileKeys/2][kLanes][2]*/;
+  std::vector<std::int32_t> odd_queries_;
   bool has_query_rows_ = false, query_is_paired_ = false;
 };
 
@@ -239,7 +272,7 @@ void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const 
     if (!sees && !store && !args.finalize) continue;
     tiles.emplace_back(args, b, h, *queries, scratch);
     tiles.back().load_state();
-    if (sees) tiles.back().load_query();
+    if (sees) tiles.back().load_query(scratch);
     any_sees |= sees;
   }
   for (std::size_t i = 0; any_sees && i < key_tiles.size(); ++i) {

@@ -1,6 +1,10 @@
 // The keys and values of a tile as the products of bfloat16 pairs take them, for all query tiles of a task.
 #pragma once
 
+#include <bit>
+#include <iterator>
+#include <vector>
+
 #include "cpu/scratch.h"
 #include "cpu/storage.h"
 #include "cpu/tiles.h"
@@ -15,9 +19,13 @@ bool multiplies_pairs() {
   return std::is_same_v<T, BFloat16> && pair_kernels().multiply != nullptr;
 }
 
+inline float to_float(BFloat16 number) { return std::bit_cast<float>(std::uint32_t{number.bits} << 16); }
+
 inline std::int64_t even(std::int64_t count) { return (count + 1) / 2 * 2; }
 
-// Rows of a tile in scratch, an even number of them, with zeros beyond the tile and the head_dim.
+// Rows of a tile in scratch, an even number of them, with zeros beyond the tile and the head_dim. Odd rows, which hold
+// numbers that are not normal, are zeros there too: what they take part in is computed in float, so that no other row
+// is touched by them. Where many are odd, products of pairs are not worth it.
 class PairRows {
  public:
   static std::int64_t elements(std::int64_t rows, std::int64_t D) { return even(rows) * padded(D); }
@@ -25,21 +33,46 @@ class PairRows {
   PairRows(std::int64_t rows, std::int64_t D, Scratch& scratch)
       : D_(D), data_(scratch.take<std::uint16_t>(elements(rows, D))) {}
 
-  // Returns whether the products take the numbers as they are.
-  bool copy(RowSpan<const BFloat16> source, std::int64_t count) {
-    const std::int64_t length = padded(D_);
-    if (count % 2 != 0) std::fill_n(data_ + count * length, length, std::uint16_t{0});
-    return pair_kernels().copy_normal(reinterpret_cast<const std::uint16_t*>(source.data), source.stride, data_, length,
-                                      count, D_, length);
+  void copy(RowSpan<const BFloat16> source, std::int64_t count) {
+    odd_.clear();
+    if (count % 2 != 0) std::fill_n(row(count), padded(D_), std::uint16_t{0});
+    if (copy(source, 0, count)) return;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (!copy(source, i, 1)) odd_.push_back(static_cast<std::int32_t>(i));
+    }
+    for (const std::int32_t i : odd_) clear(i);
   }
 
-  const std::uint16_t* row(std::int64_t index) const { return data_ + index * padded(D_); }
-  std::uint16_t* data() { return data_; }
+  void clear(std::int64_t index) { std::fill_n(row(index), padded(D_), std::uint16_t{0}); }
+
+  std::uint16_t* row(std::int64_t index) const { return data_ + index * padded(D_); }
+  const std::vector<std::int32_t>& odd() const { return odd_; }
 
  private:
+  bool copy(RowSpan<const BFloat16> source, std::int64_t first, std::int64_t count) {
+    return pair_kernels().copy_normal(reinterpret_cast<const std::uint16_t*>(source.row(first)), source.stride,
+                                      row(first), padded(D_), count, D_, padded(D_));
+  }
+
   std::int64_t D_;
   std::uint16_t* data_;
+  std::vector<std::int32_t> odd_;
 };
+
+// Copies two arrays of rows of the same tokens; a token that is odd in one is odd. Returns these, in order.
+inline std::vector<std::int32_t> copy_both(PairRows& a, RowSpan<const BFloat16> from_a, PairRows& b,
+                                           RowSpan<const BFloat16> from_b, std::int64_t count) {
+  a.copy(from_a, count);
+  b.copy(from_b, count);
+  std::vector<std::int32_t> odd;
+  std::set_union(a.odd().begin(), a.odd().end(), b.odd().begin(), b.odd().end(), std::back_inserter(odd));
+  for (const std::int32_t i : odd) a.clear(i), b.clear(i);
+  return odd;
+}
+
+inline bool are_few(const std::vector<std::int32_t>& odd, std::int64_t count) {
+  return static_cast<std::int64_t>(odd.size()) * 8 <= count;
+}
 
 // Copied when first asked for: a tile that no query sees is never read.
 class KeyPairs {
@@ -60,29 +93,35 @@ class KeyPairs {
 
   void move_to(const Tile& keys) {
     keys_ = keys;
-    copied_ = false;
-    has_key_pairs_ = has_value_pairs_ = false;
+    copied_ = has_key_pairs_ = has_value_pairs_ = false;
   }
 
-  // Whether the products take all numbers of the tile as they are.
-  bool is_normal() {
+  // Whether products of pairs are worth it: few keys are odd.
+  bool is_worth_it() {
     if (!copied_) {
       copied_ = true;
-      normal_ = key_.copy(rows_at<const BFloat16>(args_.key, b_, kv_head_, keys_.row), keys_.count());
-      normal_ &= value_.copy(rows_at<const BFloat16>(args_.value, b_, kv_head_, keys_.row), keys_.count());
+      odd_ = copy_both(key_, source(args_.key), value_, source(args_.value), keys_.count());
     }
-    return normal_;
+    return are_few(odd_, keys_.count());
   }
 
-  // After is_normal().
+  // After is_worth_it(): the odd keys; rows that are zeros for them; and the rows as they are.
+  const std::vector<std::int32_t>& odd() const { return odd_; }
   const std::uint16_t* key(std::int64_t row) const { return key_.row(row); }
   const std::uint16_t* value(std::int64_t row) const { return value_.row(row); }
+
+  const BFloat16* whole_key(std::int64_t row) const { return source(args_.key).row(row); }
+  const BFloat16* whole_value(std::int64_t row) const { return source(args_.value).row(row); }
 
   // Pairs of rows, [keys / 2][D][2], from an even row on.
   const std::uint16_t* key_pairs(std::int64_t row) { return pairs(key_, key_pairs_, has_key_pairs_, row); }
   const std::uint16_t* value_pairs(std::int64_t row) { return pairs(value_, value_pairs_, has_value_pairs_, row); }
 
  private:
+  RowSpan<const BFloat16> source(const Rows& rows) const {
+    return rows_at<const BFloat16>(rows, b_, kv_head_, keys_.row);
+  }
+
   const std::uint16_t* pairs(const PairRows& rows, std::uint16_t* target, bool& has, std::int64_t row) {
     if (!has) pair_kernels().pair_rows(rows.row(0), padded(args_.D), target, even(keys_.count()), padded(args_.D));
     has = true;
@@ -94,7 +133,8 @@ class KeyPairs {
   Tile keys_;
   PairRows key_, value_;
   std::uint16_t *key_pairs_, *value_pairs_;
-  bool copied_ = false, normal_ = false, has_key_pairs_ = false, has_value_pairs_ = false;
+  std::vector<std::int32_t> odd_;
+  bool copied_ = false, has_key_pairs_ = false, has_value_pairs_ = false;
 };
 
 }  // namespace ringattn::cpu

@@ -102,8 +102,9 @@ struct PairProduct {
 struct Pairs {
   void (*multiply)(const PairProduct& product);
 
-  // As Micro::column_max, but a NaN need not show.
-  void (*column_max)(const float* scores, std::int64_t rows, float* m);
+  // The reference for the exponentials of a tile: m_new = m, unless a score is so far above it that 2^(c * (score - m))
+  // passes 2^8; then the largest score. A NaN need not show.
+  void (*reference)(const float* scores, std::int64_t rows, const float* m, float c, float* m_new);
 
   // sum = the sum of exp2((scores - m) * c) over the rows; p = the same rounded, in pairs.
   void (*exponentials)(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p);
@@ -118,8 +119,8 @@ struct Pairs {
   void (*pair_rows)(const std::uint16_t* source, std::int64_t stride, std::uint16_t* target, std::int64_t rows,
                     std::int64_t columns);
 
-  // Copies rows, with zeros from `columns` to `padded_columns`. Returns whether the products take every number as it
-  // is: no infinity, no NaN, none below 2^-126 but 0.
+  // Copies rows, with zeros from `columns` to `padded_columns`. Returns whether all numbers are normal: no infinity, no
+  // NaN, none below 2^-126 but 0.
   bool (*copy_normal)(const std::uint16_t* source, std::int64_t source_stride, std::uint16_t* target,
                       std::int64_t target_stride, std::int64_t rows, std::int64_t columns, std::int64_t padded_columns);
 };

@@ -1,8 +1,8 @@
 // Products of bfloat16 by AVX-512-BF16, where one operation multiplies a pair of neighbouring numbers by another pair
 // and adds both products to a float. Included by micro.cpp alone.
 //
-// The instruction takes numbers below 2^-126 for 0, so tiles that hold such (or infinities, or NaN, whose products with
-// the weight 0 of a masked pair must not be taken) are left to the float kernels: see `all_normal`.
+// The instruction takes numbers below 2^-126 for 0. Rows that hold such, or an infinity or NaN, whose product with the
+// weight 0 of a masked pair must not be taken, are left to others: see key_pairs.h.
 #pragma once
 
 #include "cpu/micro.h"
@@ -121,16 +121,21 @@ inline __m512i paired(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(alternating(), reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
 }
 
-void column_max_pairs(const float* scores, std::int64_t rows, float* m) {
-  __m512 largest[kLanes / kPairLanes];
-  for (int v = 0; v < kLanes / kPairLanes; ++v) largest[v] = _mm512_loadu_ps(m + v * kPairLanes);
+void reference_pairs(const float* scores, std::int64_t rows, const float* m, float c, float* m_new) {
+  constexpr float kHeadroom = 8.0f;  // of the exponent
+  __m512 largest[kLanes / kPairLanes], before[kLanes / kPairLanes];
+  for (int v = 0; v < kLanes / kPairLanes; ++v) largest[v] = before[v] = _mm512_loadu_ps(m + v * kPairLanes);
   for (std::int64_t n = 0; n < rows; ++n, scores += kLanes) {
 #pragma GCC unroll 4
     for (int v = 0; v < kLanes / kPairLanes; ++v) {
       largest[v] = _mm512_max_ps(_mm512_loadu_ps(scores + v * kPairLanes), largest[v]);
     }
   }
-  for (int v = 0; v < kLanes / kPairLanes; ++v) _mm512_storeu_ps(m + v * kPairLanes, largest[v]);
+  for (int v = 0; v < kLanes / kPairLanes; ++v) {
+    const __m512 growth = _mm512_mul_ps(_mm512_sub_ps(largest[v], before[v]), _mm512_set1_ps(c));
+    const __mmask16 grown = _mm512_cmp_ps_mask(growth, _mm512_set1_ps(kHeadroom), _CMP_NLE_UQ);  // also from -inf
+    _mm512_storeu_ps(m_new + v * kPairLanes, _mm512_mask_mov_ps(before[v], grown, largest[v]));
+  }
 }
 
 void exponentials_pairs(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p) {

@@ -62,6 +62,9 @@ struct VisiblePairs {
   std::int32_t begin[kTileKeys], end[kTileKeys];  // key n is seen by the queries in [begin[n], end[n])
   bool sees[kLanes];                              // the query sees a key of the tile; false beyond the tile's end
 
+  // No pair is visible.
+  VisiblePairs() : begin{}, end{}, sees{} {}
+
   VisiblePairs(const Segment& queries, const Segment& keys, const Mask& mask) {
     std::int32_t from[kLanes], to[kLanes];  // query i sees the keys in [from[i], to[i])
     const auto clamp = [&](std::int64_t index) {
@@ -89,6 +92,14 @@ struct VisiblePairs {
       end_key = n + 1;
     }
     first_key = std::min(first_key, end_key);
+  }
+
+  // Adds the queries [from, to) of key n, a later one than those before.
+  void show(std::int32_t n, std::int32_t from, std::int32_t to) {
+    if (from >= to) return;
+    if (first_key == end_key) first_key = n;
+    end_key = n + 1;
+    begin[n] = from, end[n] = to;
   }
 
   // The first of an even number of rows that hold all keys from first_key to end_key, and the one behind the last.
