@@ -71,7 +71,7 @@ inline std::vector<std::int32_t> copy_both(PairRows& a, RowSpan<const BFloat16> 
 }
 
 inline bool are_few(const std::vector<std::int32_t>& odd, std::int64_t count) {
-  return static_cast<std::int64_t>(odd.size()) * 8 <= count;
+  return static_cast<std::int64_t>(odd.size()) * 8 <= std::max(count, kLanes);
 }
 
 // Copied when first asked for: a tile that no query sees is never read.
