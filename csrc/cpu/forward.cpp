@@ -184,10 +184,6 @@ class ForwardTile {
       pairs->clear_invisible_pairs(p_pairs_);
       std::copy_n(pairs->sees, kLanes, visible_);
     }
-    for (std::int64_t m = 0; m < kLanes; ++m) {  // a NaN that the reference does not show
-      const bool is_nan = sum_[m] != sum_[m] && (!pairs || visible_[m] != 0);
-      m_new_[m] = is_nan ? std::numeric_limits<float>::quiet_NaN() : m_new_[m];
-    }
     move_to_new_maximum(c, pairs != nullptr);
     kernels.multiply({.c = o_,
                       .c_stride = kLanes,
