@@ -9,14 +9,15 @@
 //
 // The chunks of keys of a head are dealt out to a few tasks, which own the gradients of their keys, loop over the query
 // heads of the group and their tiles, and add up a dQ of their own; those are added in their order afterwards. To bound
-// the memory of these, a round takes as many query tiles as fit. How the work of a head is cut depends on its length
-// alone, and the order inside a task is fixed, so the bits depend neither on the threads nor on other heads.
+// the memory of these, a round takes some query tiles, of as many heads as fit. How the work of a head is cut depends
+// on its lengths alone, and the order inside a task is fixed, so the bits depend neither on the threads nor on other
+// heads.
 //
 // Masked pairs have P = dS = 0; where the other factor is not finite the sums skip them, because 0 * NaN would leak.
 #include "cpu/backward.h"
 
-#include <memory>
 #include <optional>
+#include <vector>
 
 #include "cpu/query_tile.h"
 
@@ -25,6 +26,7 @@ namespace {
 
 constexpr std::int32_t kChunkKeys = 256;
 constexpr std::int64_t kDealers = 8;
+constexpr std::int64_t kRoundTiles = 16;
 constexpr std::int64_t kPartBytes = 64 * 1024 * 1024;  // of all parts of dQ in a round
 
 // Calls body(first, count, pairs) with the keys of a tile that queries may see, if there are any.
@@ -47,53 +49,46 @@ void add_rows(const A* source, std::int64_t source_stride, RowSpan<A> target, st
   }
 }
 
-// How the work of a block is cut into rounds and tasks.
+// How the work of a block is cut: a round takes some key heads, all their chunks, and some query tiles.
 template <typename A>
-class Plan {
- public:
+struct Plan {
+  std::vector<Tile> query_tiles, chunks;
+  std::int64_t heads;          // key heads of all batches: B * Hkv
+  std::int64_t group;          // query heads of a key head
+  std::int64_t dealers;        // tasks among which the chunks of a head are dealt out, in turn
+  std::int64_t tile_elements;  // of a part of dQ
+  std::int64_t round_heads;
+  std::vector<A> parts;               // of dQ, [D][kLanes] for each query tile, query head and dealer of a round
+  std::vector<std::uint8_t> touched;  // whether a part has been written in this round
+
   explicit Plan(const BlockArgs& args)
-      : args_(args),
-        query_tiles(make_tiles(args.query_segments, kLanes)),
-        chunks(make_tiles(args.key_segments, kChunkKeys)) {
-    const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(chunks.size()), 1);
-    const bool wants_queries = args.grad_query.data != nullptr;
-    dealers = wants_queries ? std::min(kDealers, count) : count;
-    tile_elements = padded(args.D) * kLanes;
-    const std::int64_t tile_bytes = args.B * args.Hq * dealers * tile_elements * static_cast<std::int64_t>(sizeof(A));
-    const std::int64_t tiles = static_cast<std::int64_t>(query_tiles.size());
-    round_tiles = wants_queries ? std::clamp<std::int64_t>(kPartBytes / std::max<std::int64_t>(tile_bytes, 1), 1,
-                                                           std::max<std::int64_t>(tiles, 1))
-                                : std::max<std::int64_t>(tiles, 1);
-    if (!wants_queries) return;
-    const std::int64_t parts = args.B * args.Hq * dealers * round_tiles;
-    parts_.reset(new A[static_cast<std::size_t>(parts * tile_elements)]);
-    touched_.resize(static_cast<std::size_t>(parts));
+      : query_tiles(make_tiles(args.query_segments, kLanes)),
+        chunks(make_tiles(args.key_segments, kChunkKeys)),
+        heads(args.B * args.Hkv),
+        group(args.Hq / args.Hkv),
+        dealers(std::max<std::int64_t>(static_cast<std::int64_t>(chunks.size()), 1)),
+        tile_elements(padded(args.D) * kLanes),
+        round_heads(heads) {
+    if (args.grad_query.data == nullptr) return;
+    dealers = std::min(dealers, kDealers);
+    const std::int64_t head_parts = group * dealers * kRoundTiles;
+    const std::int64_t head_bytes = head_parts * tile_elements * static_cast<std::int64_t>(sizeof(A));
+    round_heads = std::clamp<std::int64_t>(kPartBytes / head_bytes, 1, std::max<std::int64_t>(heads, 1));
+    parts.resize(static_cast<std::size_t>(round_heads * head_parts * tile_elements));
+    touched.resize(static_cast<std::size_t>(round_heads * head_parts));
   }
 
- private:
-  const BlockArgs& args_;
-
- public:
-  const std::vector<Tile> query_tiles, chunks;
-  std::int64_t dealers;  // tasks among which the chunks of a head are dealt out, in turn
-  std::int64_t round_tiles, tile_elements;
-
-  // A dealer's part of dQ, [D][kLanes], of a query tile of the round; null if dQ is not wanted.
-  A* part(std::int64_t b, std::int64_t h, std::int64_t dealer, std::int64_t tile) const {
-    return parts_ ? parts_.get() + index(b, h, dealer, tile) * tile_elements : nullptr;
+  // The number of a part: head, query head of its group, dealer and query tile, each counted within the round.
+  std::int64_t part(std::int64_t head, std::int64_t of_group, std::int64_t dealer, std::int64_t tile) const {
+    return ((head * group + of_group) * dealers + dealer) * kRoundTiles + tile;
   }
-  std::uint8_t& touched(std::int64_t b, std::int64_t h, std::int64_t dealer, std::int64_t tile) {
-    return touched_[static_cast<std::size_t>(index(b, h, dealer, tile))];
-  }
-  void begin_round() { std::fill(touched_.begin(), touched_.end(), std::uint8_t{0}); }
+  A* data(std::int64_t part) { return parts.data() + part * tile_elements; }
+};
 
- private:
-  std::int64_t index(std::int64_t b, std::int64_t h, std::int64_t dealer, std::int64_t tile) const {
-    return ((b * args_.Hq + h) * dealers + dealer) * round_tiles + tile;
-  }
-
-  std::unique_ptr<A[]> parts_;
-  std::vector<std::uint8_t> touched_;  // whether the part has been written in this round
+// What a task works on.
+struct Round {
+  std::int64_t first_head;            // the round's
+  std::int64_t first_tile, end_tile;  // of queries
 };
 
 // Calls body(first, count, pairs) with what products of pairs leave out of a tile: first the odd keys, then, one by
@@ -126,12 +121,13 @@ void add_odd(const std::vector<std::int32_t>& odd_keys, const std::vector<std::i
   }
 }
 
-// The chunks of one dealer in a round over the query tiles [first, end).
+// The chunks of one dealer of a head, which is counted within the round.
 template <typename T>
-void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, std::int64_t b, std::int64_t kv_head,
-                   std::int64_t dealer, std::int64_t first, std::int64_t end) {
+void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, const Round& round, std::int64_t head,
+                   std::int64_t dealer) {
   using A = Accumulator<T>;
-  const std::int64_t D = padded(args.D), group = args.Hq / args.Hkv;
+  const std::int64_t D = padded(args.D);
+  const std::int64_t b = (round.first_head + head) / args.Hkv, kv_head = (round.first_head + head) % args.Hkv;
   const bool by_pairs = multiplies_pairs<T>();
   Scratch& scratch = Scratch::of_this_thread();
   scratch.reserve((2 * kChunkKeys * D + KeyTile<T>::elements(args, kChunkKeys)) * static_cast<std::int64_t>(sizeof(A)) +
@@ -155,17 +151,20 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, std::int64
     key_rows.move_to(keys);
     if (by_pairs) key_pairs->move_to(keys);
     bool any = false;
-    for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      for (std::int64_t tile = first; tile < end; ++tile) {
+    for (std::int64_t of_group = 0; of_group < plan.group; ++of_group) {
+      const std::int64_t h = kv_head * plan.group + of_group;
+      for (std::int64_t tile = round.first_tile; tile < round.end_tile; ++tile) {
         const Tile& queries = plan.query_tiles[static_cast<std::size_t>(tile)];
         if (!any_visible(queries.segment, keys.segment, args.mask)) continue;
         if (!any && grad_key) std::fill_n(grad_key, keys.count() * D, A{0});
         if (!any && grad_value) std::fill_n(grad_value, keys.count() * D, A{0});
         any = true;
-        const GradientTargets<A> targets{grad_key, grad_value, plan.part(b, h, dealer, tile - first)};
-        if (targets.query_t != nullptr && !plan.touched(b, h, dealer, tile - first)) {
-          plan.touched(b, h, dealer, tile - first) = 1;
-          std::fill_n(targets.query_t, plan.tile_elements, A{0});
+        GradientTargets<A> targets{grad_key, grad_value, nullptr};
+        if (!plan.parts.empty()) {
+          const std::int64_t part = plan.part(head, of_group, dealer, tile - round.first_tile);
+          targets.query_t = plan.data(part);
+          if (!plan.touched[static_cast<std::size_t>(part)]) std::fill_n(targets.query_t, plan.tile_elements, A{0});
+          plan.touched[static_cast<std::size_t>(part)] = 1;
         }
         bool paired = false;
         if constexpr (std::is_same_v<T, BFloat16>) {
@@ -204,28 +203,32 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, std::int64
   }
 }
 
-// dQ of a query tile from the parts of all dealers.
+// dQ of a query tile from the parts of all dealers. Head and tile are counted within the round.
 template <typename A>
-void add_parts(const BlockArgs& args, Plan<A>& plan, std::int64_t b, std::int64_t h, std::int64_t first,
+void add_parts(const BlockArgs& args, Plan<A>& plan, const Round& round, std::int64_t head, std::int64_t of_group,
                std::int64_t tile) {
   A* sum = nullptr;
   for (std::int64_t dealer = 0; dealer < plan.dealers; ++dealer) {
-    if (!plan.touched(b, h, dealer, tile)) continue;
-    A* part = plan.part(b, h, dealer, tile);
+    const std::int64_t part = plan.part(head, of_group, dealer, tile);
+    if (!plan.touched[static_cast<std::size_t>(part)]) continue;
+    plan.touched[static_cast<std::size_t>(part)] = 0;
+    const A* more = plan.data(part);
     if (sum == nullptr) {
-      sum = part;
+      sum = plan.data(part);
     } else {
-      for (std::int64_t i = 0; i < plan.tile_elements; ++i) sum[i] += part[i];
+      for (std::int64_t i = 0; i < plan.tile_elements; ++i) sum[i] += more[i];
     }
   }
   if (sum == nullptr) return;
   const std::int64_t D = padded(args.D);
+  const std::int64_t b = (round.first_head + head) / args.Hkv, kv_head = (round.first_head + head) % args.Hkv;
   Scratch& scratch = Scratch::of_this_thread();
   scratch.reserve(plan.tile_elements * static_cast<std::int64_t>(sizeof(A)), 1);
   A* rows = scratch.take<A>(plan.tile_elements);
   micro<A>().transpose(sum, kLanes, rows, D, D, kLanes);
-  const Tile& queries = plan.query_tiles[static_cast<std::size_t>(first + tile)];
-  add_rows(rows, D, rows_at<A>(args.grad_query, b, h, queries.row), queries.count(), args.D);
+  const Tile& queries = plan.query_tiles[static_cast<std::size_t>(round.first_tile + tile)];
+  add_rows(rows, D, rows_at<A>(args.grad_query, b, kv_head * plan.group + of_group, queries.row), queries.count(),
+           args.D);
 }
 
 }  // namespace
@@ -235,18 +238,20 @@ void backward(const BlockArgs& args, const Launch& launch) {
   if (!args.grad_query.data && !args.grad_key.data && !args.grad_value.data) return;
   Plan<Accumulator<T>> plan(args);
   const std::int64_t tiles = static_cast<std::int64_t>(plan.query_tiles.size());
-  for (std::int64_t first = 0; first < tiles; first += plan.round_tiles) {
-    const std::int64_t end = std::min(first + plan.round_tiles, tiles);
-    plan.begin_round();
-    run_tasks(launch, args.B * args.Hkv * plan.dealers, [&](std::int64_t task) {
-      const std::int64_t head = task / plan.dealers, dealer = task % plan.dealers;
-      backward_task<T>(args, plan, head / args.Hkv, head % args.Hkv, dealer, first, end);
-    });
-    if (!args.grad_query.data) continue;
-    run_tasks(launch, args.B * args.Hq * (end - first), [&](std::int64_t task) {
-      const std::int64_t head = task / (end - first), tile = task % (end - first);
-      add_parts(args, plan, head / args.Hq, head % args.Hq, first, tile);
-    });
+  for (std::int64_t first_head = 0; first_head < plan.heads; first_head += plan.round_heads) {
+    const std::int64_t heads = std::min(plan.round_heads, plan.heads - first_head);
+    for (std::int64_t first = 0; first < tiles; first += kRoundTiles) {
+      const Round round{first_head, first, std::min(first + kRoundTiles, tiles)};
+      run_tasks(launch, heads * plan.dealers, [&](std::int64_t task) {
+        backward_task<T>(args, plan, round, task / plan.dealers, task % plan.dealers);
+      });
+      if (!args.grad_query.data) continue;
+      const std::int64_t count = round.end_tile - round.first_tile;
+      run_tasks(launch, heads * plan.group * count, [&](std::int64_t task) {
+        const std::int64_t head = task / count / plan.group, of_group = task / count % plan.group;
+        add_parts(args, plan, round, head, of_group, task % count);
+      });
+    }
   }
 }
 

@@ -178,7 +178,8 @@ class ForwardTile {
       std::fill_n(scores_ + count * kLanes, kLanes, kMinusInfinity<float>);
     }
     const float c = static_cast<float>(args_.scale * kLog2E);
-    kernels.reference(scores_, end - first, m_, c, m_new_);
+    std::copy_n(m_, kLanes, m_new_);
+    kernels.column_max(scores_, end - first, m_new_);
     kernels.exponentials(scores_, end - first, m_new_, c, sum_, p_pairs_);
     if (pairs) {
       pairs->clear_invisible_pairs(p_pairs_);

@@ -24,7 +24,7 @@ constexpr Micro<A> micro_of() {
 
 constexpr Pairs pairs() {
 #if defined(__AVX512BF16__)
-  return {multiply_pairs, reference_pairs, exponentials_pairs, score_gradients_pairs, pair_rows, copy_normal};
+  return {multiply_pairs, column_max_pairs, exponentials_pairs, score_gradients_pairs, pair_rows, copy_normal};
 #else
   return {};
 #endif

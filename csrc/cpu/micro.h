@@ -102,9 +102,8 @@ struct PairProduct {
 struct Pairs {
   void (*multiply)(const PairProduct& product);
 
-  // The reference for the exponentials of a tile: m_new = m, unless a score is so far above it that
-  // 2^(c * (score - m)) passes 2^8; then the largest score. NaN where a score is.
-  void (*reference)(const float* scores, std::int64_t rows, const float* m, float c, float* m_new);
+  // As Micro::column_max.
+  void (*column_max)(const float* scores, std::int64_t rows, float* m);
 
   // sum = the sum of exp2((scores - m) * c) over the rows; p = the same rounded, in pairs.
   void (*exponentials)(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p);

@@ -121,25 +121,21 @@ inline __m512i paired(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(alternating(), reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
 }
 
-void reference_pairs(const float* scores, std::int64_t rows, const float* m, float c, float* m_new) {
-  constexpr float kHeadroom = 8.0f;  // of the exponent
-  __m512 largest[kLanes / kPairLanes], before[kLanes / kPairLanes];
+void column_max_pairs(const float* scores, std::int64_t rows, float* m) {
+  __m512 largest[kLanes / kPairLanes];
   __mmask16 is_nan[kLanes / kPairLanes] = {};
-  for (int v = 0; v < kLanes / kPairLanes; ++v) largest[v] = before[v] = _mm512_loadu_ps(m + v * kPairLanes);
+  for (int v = 0; v < kLanes / kPairLanes; ++v) largest[v] = _mm512_loadu_ps(m + v * kPairLanes);
   for (std::int64_t n = 0; n < rows; ++n, scores += kLanes) {
 #pragma GCC unroll 4
     for (int v = 0; v < kLanes / kPairLanes; ++v) {
       const __m512 s = _mm512_loadu_ps(scores + v * kPairLanes);
       is_nan[v] |= _mm512_cmp_ps_mask(s, s, _CMP_UNORD_Q);
-      largest[v] = _mm512_max_ps(s, largest[v]);
+      largest[v] = _mm512_max_ps(s, largest[v]);  // the second operand if one is NaN
     }
   }
   for (int v = 0; v < kLanes / kPairLanes; ++v) {
-    const __m512 growth = _mm512_mul_ps(_mm512_sub_ps(largest[v], before[v]), _mm512_set1_ps(c));
-    const __mmask16 grown = _mm512_cmp_ps_mask(growth, _mm512_set1_ps(kHeadroom), _CMP_NLE_UQ);  // also from -inf
-    const __m512 reference = _mm512_mask_mov_ps(before[v], grown, largest[v]);
     const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
-    _mm512_storeu_ps(m_new + v * kPairLanes, _mm512_mask_mov_ps(reference, is_nan[v], nan));
+    _mm512_storeu_ps(m + v * kPairLanes, _mm512_mask_mov_ps(largest[v], is_nan[v], nan));
   }
 }
 

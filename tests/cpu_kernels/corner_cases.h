@@ -64,6 +64,32 @@ inline void check_containment(DType dtype, double bad, std::uint64_t seed) {
   }
 }
 
+// Numbers below the smallest normal one keep their value: the first query sees one key alone, the last key one query.
+inline void check_tiny_numbers(DType dtype, std::uint64_t seed) {
+  for (const std::int32_t length : {1, 70, 150}) {
+    Block block(causal_shape(dtype, length), seed);
+    const double tiny = dtype == DType::float16 ? 3e-6 : 3e-39;  // exactly representable: a few units of the last place
+    for (std::int64_t d = 0; d < 40; ++d) {
+      block.value.set(0, 0, 0, d, tiny);
+      block.grad_out.set(0, 0, length - 1, d, tiny);
+    }
+    block.forward();
+    block.backward();
+    const double p = std::exp(0.2 * [&] {
+      double sum = 0;
+      for (std::int64_t d = 0; d < 40; ++d) {
+        sum += block.query.at(0, 0, length - 1, d) * block.key.at(0, 0, length - 1, d);
+      }
+      return sum;
+    }() - block.lse.at(0, 0, length - 1, 0));
+    for (std::int64_t d = 0; d < 40; ++d) {
+      CHECK(block.out.at(0, 0, 0, d) == block.value.at(0, 0, 0, d));
+      const double expected = p * block.grad_out.at(0, 0, length - 1, d);
+      CHECK(std::abs(block.grad_value.at(0, 0, length - 1, d) - expected) <= 1e-2 * expected + 3e-45);
+    }
+  }
+}
+
 // Scores of -inf weigh nothing beside finite ones, before or after them; alone they give NaN.
 inline void check_infinite_scores(DType dtype, std::uint64_t seed) {
   Shape shape{.dtype = dtype,
@@ -214,6 +240,7 @@ inline void run_corner_cases(std::uint64_t seed) {
     check_containment(dtype, kInfinity, seed);
     check_infinite_scores(dtype, seed);
     check_extreme_scores(dtype, seed);
+    check_tiny_numbers(dtype, seed);
     check_nothing_visible(dtype, seed);
     check_merge(dtype, seed);
     check_gradient_choices(dtype, seed);

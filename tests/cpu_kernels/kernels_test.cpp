@@ -185,6 +185,15 @@ void run_matrix(std::uint64_t seed) {
       mask.key_count = 565;
       check_many_heads(dtype, mask, seed);
     }
+    {  // more query tiles than backward takes in a round, more chunks of keys than tasks
+      Shape shape{.dtype = dtype,
+                  .D = 8,
+                  .query_segments = {{{0, 1, 1101}}, 1},
+                  .key_segments = {{{0, 1, 2200}}, 1},
+                  .mask = {.key_count = 2200, .left = 700}};
+      current_case = std::string(kTypes[static_cast<int>(dtype)]) + " long, seed " + std::to_string(seed);
+      check_against_reference(shape, seed);
+    }
     for (const std::int64_t D : head_dims) {
       for (const NamedSegments& segments : kSegments) {
         for (const NamedMask& mask : kMasks) {

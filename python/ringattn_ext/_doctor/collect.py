@@ -198,7 +198,8 @@ def _instruction_sets() -> list[str]:
     file = Path("/proc/cpuinfo")
     line = re.search(r"^flags\s*:(.*)$", file.read_text() if file.is_file() else "", re.MULTILINE)
     flags = set(line[1].split()) if line else set()
-    needed = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq"}}
+    avx512 = {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
+    needed = {"avx2": {"avx2", "fma"}, "avx512": avx512, "avx512_bf16": avx512 | {"avx512_bf16"}}
     return ["generic", *(name for name, wanted in needed.items() if wanted <= flags)]
 
 

@@ -93,7 +93,7 @@ class Gpus:
 @dataclass
 class Cpu:
     cores: int  # that this process may use
-    instruction_sets: list[str]  # of generic, avx2, avx512; the best comes last
+    instruction_sets: list[str]  # of generic, avx2, avx512, avx512_bf16; the best comes last
     requested: str | None  # RINGATTN_CPU
 
 
