@@ -44,7 +44,8 @@ versions() {
   nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,memory.total --format=csv,noheader
   nvcc --version | grep release
   git rev-parse HEAD 2> /dev/null || true
-  "$python" -c 'import torch; print("torch", torch.__version__, "nccl", torch.cuda.nccl.version())'
+  # Fails where torch cannot use the GPU: the tests would skip themselves.
+  "$python" -c 'import torch; print("torch", torch.__version__, "nccl", torch.cuda.nccl.version(), torch.zeros(1).cuda())'
 }
 
 build() {
@@ -70,9 +71,10 @@ sanitizer() {
 export -f build versions sanitizer tests
 export work python
 
-step "versions" 30 bash -c versions
+step "versions" 60 bash -c versions
+[ "$failed" -eq 0 ] || exit 1
 step "build for sm_$arch" 240 bash -c build
-step "the emulator against the hardware" 150 env RINGATTN_HARDWARE=1 bash -c 'tests tests/emulator tests/cuda/test_forward.py'
+step "the emulator against the hardware" 200 env RINGATTN_HARDWARE=1 bash -c 'tests tests/emulator tests/cuda/test_forward.py'
 step "correctness" 150 bash -c 'tests tests/gpu'
 step "sanitizer" 90 bash -c sanitizer
 step "timing" 120 env CUDA_DEVICE_MAX_CONNECTIONS=32 "$python" bench/gpu_timing.py --json "$results/timing.json"
