@@ -16,6 +16,7 @@
 // Masked pairs have P = dS = 0; where the other factor is not finite the sums skip them, because 0 * NaN would leak.
 #include "cpu/backward.h"
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -57,8 +58,8 @@ struct Plan {
   std::int64_t group;          // query heads of a key head
   std::int64_t dealers;        // tasks among which the chunks of a head are dealt out, in turn
   std::int64_t tile_elements;  // of a part of dQ
-  std::int64_t round_heads;
-  std::vector<A> parts;               // of dQ, [D][kLanes] for each query tile, query head and dealer of a round
+  std::int64_t round_heads, round_tiles;
+  std::unique_ptr<A[]> parts;         // of dQ, [D][kLanes] for each query tile, query head and dealer of a round
   std::vector<std::uint8_t> touched;  // whether a part has been written in this round
 
   explicit Plan(const BlockArgs& args)
@@ -68,21 +69,23 @@ struct Plan {
         group(args.Hq / args.Hkv),
         dealers(std::max<std::int64_t>(static_cast<std::int64_t>(chunks.size()), 1)),
         tile_elements(padded(args.D) * kLanes),
-        round_heads(heads) {
+        round_heads(heads),
+        round_tiles(std::min(kRoundTiles, static_cast<std::int64_t>(query_tiles.size()))) {
     if (args.grad_query.data == nullptr) return;
     dealers = std::min(dealers, kDealers);
-    const std::int64_t head_parts = group * dealers * kRoundTiles;
+    const std::int64_t head_parts = group * dealers * round_tiles;
     const std::int64_t head_bytes = head_parts * tile_elements * static_cast<std::int64_t>(sizeof(A));
-    round_heads = std::clamp<std::int64_t>(kPartBytes / head_bytes, 1, std::max<std::int64_t>(heads, 1));
-    parts.resize(static_cast<std::size_t>(round_heads * head_parts * tile_elements));
+    round_heads = std::clamp<std::int64_t>(kPartBytes / std::max<std::int64_t>(head_bytes, 1), 1,
+                                           std::max<std::int64_t>(heads, 1));
+    parts.reset(new A[static_cast<std::size_t>(round_heads * head_parts * tile_elements)]);
     touched.resize(static_cast<std::size_t>(round_heads * head_parts));
   }
 
   // The number of a part: head, query head of its group, dealer and query tile, each counted within the round.
   std::int64_t part(std::int64_t head, std::int64_t of_group, std::int64_t dealer, std::int64_t tile) const {
-    return ((head * group + of_group) * dealers + dealer) * kRoundTiles + tile;
+    return ((head * group + of_group) * dealers + dealer) * round_tiles + tile;
   }
-  A* data(std::int64_t part) { return parts.data() + part * tile_elements; }
+  A* data(std::int64_t part) const { return parts.get() + part * tile_elements; }
 };
 
 // What a task works on.
@@ -160,7 +163,7 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, const Roun
         if (!any && grad_value) std::fill_n(grad_value, keys.count() * D, A{0});
         any = true;
         GradientTargets<A> targets{grad_key, grad_value, nullptr};
-        if (!plan.parts.empty()) {
+        if (plan.parts) {
           const std::int64_t part = plan.part(head, of_group, dealer, tile - round.first_tile);
           targets.query_t = plan.data(part);
           if (!plan.touched[static_cast<std::size_t>(part)]) std::fill_n(targets.query_t, plan.tile_elements, A{0});

@@ -118,12 +118,13 @@ def ring_attention(
 
     Memory per rank beside inputs and results, whatever the number of ranks: forward two blocks of keys and values and,
     in the accumulation type, one output; one of the blocks is kept for backward. Backward two more blocks, three times
-    the gradient of a block and the gradient of the queries in the accumulation type. Of this, all but the kept block is
-    shared by the calls on a group and stays with it: see `release_workspace`.
+    the gradient of a block and the gradient of the queries in the accumulation type; on the CPU also up to 64 MiB while
+    it computes. Of this, all tensors but the kept block are shared by the calls on a group and stay with it: see
+    `release_workspace`.
 
     On a GPU the kernels run on the current stream; the blocks travel on the stream of the group's NCCL communicator,
-    under them. The host only enqueues: it waits for no kernel and no message, but for the first call (see `init`), and
-    for a `cu_seqlens` on the GPU.
+    under them. The host only enqueues: it waits for no kernel and no message. It waits for the other hosts in the
+    calls that are compared (see below), and for the GPU where `cu_seqlens` is there.
 
     Args:
         query: [B, Hq, S_local, D]. On the CPU float64, float32, bfloat16 or float16 and 1 <= D <= 256; on a GPU (sm_80
