@@ -2,6 +2,8 @@
 #
 #   make demo    train a small model on real text over 4 ranks     TEXT=file, DEMO_ARGS="--steps 2"
 #   make test    all tests                                         PYTEST_ARGS="-k ring -x"
+#   make bench   attention on this CPU, checked and timed          BENCH_ARGS="--quick", PEERS=1 for the peer too
+#   make bench-peers   the peer alone, from a virtual environment of its own
 #   make wheel-cuda   the wheel with CUDA kernels, installed into .venv-cuda; needs no GPU     RINGATTN_ARCHS="80;90"
 #   make lint, make format, make wheel, make build, make check-headers, make clean
 #
@@ -24,7 +26,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.p
   $(shell find csrc third_party -not -path "*/__pycache__*")
 CPP_FILES = $(shell find $(wildcard csrc tests bench examples) \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \))
 
-.PHONY: help demo test build lint format wheel wheel-cuda check-headers clean
+.PHONY: help demo test bench bench-peers build lint format wheel wheel-cuda check-headers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -33,6 +35,28 @@ demo: build
 
 test: build $(STAMPS)/nvcc
 	$(PYTHON) -m pytest tests $(PYTEST_ARGS)
+
+# What the README shows is in bench/results; a run with arguments of its own does not replace it.
+BENCH_RESULTS ?= $(if $(BENCH_ARGS),build,bench)/results
+PEERS_VENV := .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/installed
+PEERS_PYTHON := $(PEERS_VENV)/bin/python
+bench: build $(if $(PEERS),$(PEERS_STAMP))
+	$(if $(PEERS),$(PEERS_PYTHON),$(PYTHON)) bench/attention.py --json $(BENCH_RESULTS)/attention.json \
+	  --chart $(BENCH_RESULTS)/attention.png $(BENCH_ARGS)
+
+bench-peers: build $(PEERS_STAMP)
+	$(PEERS_PYTHON) bench/attention.py --only '^peer' $(BENCH_ARGS)
+
+# The peer and what it imports, without their own requirements: torch and this library are those of $(VENV).
+PEERS_PACKAGES := ring-attention-pytorch==0.5.20 einops==0.8.2 beartype==0.23.1 jaxtyping==0.3.11 wadler-lindig==0.1.8
+$(PEERS_STAMP): $(STAMPS)/venv Makefile
+	$(PYTHON) -m venv --clear $(PEERS_VENV)
+	packages='sysconfig.get_path("purelib")'; \
+	  theirs=$$($(PEERS_PYTHON) -c "import sysconfig; print($$packages)"); \
+	  $(PYTHON) -c "import sysconfig; print(f'import site; site.addsitedir({$$packages!r})')" > "$$theirs/beside.pth"
+	$(PEERS_PYTHON) -m pip --disable-pip-version-check install --no-deps $(PEERS_PACKAGES)
+	touch $@
 
 # The tests of kernels compile CUDA to PTX, which needs no GPU: with the nvcc of the system, or of pip, pinned because
 # what the tests count depends on the compiler.

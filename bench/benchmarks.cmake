@@ -5,6 +5,9 @@ if(NOT benchmark_FOUND)
   return()
 endif()
 
+add_executable(ringattn_bench_cpu bench/cpu_kernels.cpp)
+target_link_libraries(ringattn_bench_cpu PRIVATE ringattn_cpu benchmark::benchmark)
+
 if(RINGATTN_CUDA)
   add_executable(ringattn_bench_cuda bench/cuda_kernels.cpp)
   target_link_libraries(ringattn_bench_cuda PRIVATE ringattn_cuda benchmark::benchmark)

@@ -48,7 +48,7 @@ class Case:
 
     @property
     def flop(self) -> float:
-        """Of a forward pass 4 per pair and dimension, of a backward pass 2.5 times as many; half under a causal mask."""
+        """Forward 4 per pair and dimension, backward 2.5 times as many; under a causal mask half of it."""
         pairs = self.queries * self.keys * (0.5 if self.causal else 1.0)
         return 4 * self.heads * pairs * self.head_dim * (2.5 if self.direction == "backward" else 1.0)
 

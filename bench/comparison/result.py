@@ -46,22 +46,26 @@ def word(number: float | None, bar: float | None) -> str:
 
 
 HEADING = (
-    f"{'case':<42}{'threads':>7}{'time':>12}{'rate':>10} {'':<7}{'share':>6} {'bar':>5} {'':<4}{'ratio':>7} {'bar':>6} {'':<4}"
-    f"{'to':<23}wrong"
+    f"{'case':<42}{'threads':>7}{'time':>12}{'rate':>10} {'':<7}{'share':>6} {'bar':>5} {'':<4}"
+    f"{'ratio':>7} {'bar':>6} {'':<4}{'to':<23}wrong"
 )
 
 
 def line(result: Result) -> str:
     """Aligned with HEADING."""
-    share = "" if result.share is None else f"{100 * result.share:.0f} %"
-    share_bar = "" if result.share_bar is None else f"{100 * result.share_bar:.0f} %"
+    share, share_bar = percent(result.share), percent(result.share_bar)
     bar = "" if result.bar is None else f"{result.bar:.2f}x"
     theirs = f", {result.other_wrong} of theirs" if result.other_wrong else ""
     return (
-        f"{result.name:<42}{result.threads:>7}{1e3 * result.seconds:>9.2f} ms{result.rate / 1e9:>10.1f} {result.unit:<7}"
-        f"{share:>6} {share_bar:>5} {word(result.share, result.share_bar):<4}{result.ratio:>6.2f}x {bar:>6} "
-        f"{word(result.ratio, result.bar):<4}{result.other:<23}{result.wrong} of {result.checked}{theirs}"
+        f"{result.name:<42}{result.threads:>7}{1e3 * result.seconds:>9.2f} ms"
+        f"{result.rate / 1e9:>10.1f} {result.unit:<7}{share:>6} {share_bar:>5} {word(result.share, result.share_bar):<4}"
+        f"{result.ratio:>6.2f}x {bar:>6} {word(result.ratio, result.bar):<4}{result.other:<23}"
+        f"{result.wrong} of {result.checked}{theirs}"
     )
+
+
+def percent(number: float | None) -> str:
+    return "" if number is None else f"{100 * number:.0f} %"
 
 
 def cpu_name() -> str:
@@ -95,6 +99,6 @@ def machine(threads: list[int]) -> dict[str, Any]:
 def machine_line(facts: dict[str, Any]) -> str:
     threads = " and ".join(map(str, facts["threads"]))
     return (
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['instruction_set']} (torch: {facts['torch_instruction_set']}); "
-        f"torch {facts['torch']}, ringattn_ext {facts['ringattn_ext']}; threads: {threads}"
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['instruction_set']}; torch {facts['torch']} "
+        f"({facts['torch_instruction_set']}), ringattn_ext {facts['ringattn_ext']}; threads: {threads}"
     )
