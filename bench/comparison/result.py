@@ -58,7 +58,8 @@ def line(result: Result) -> str:
     theirs = f", {result.other_wrong} of theirs" if result.other_wrong else ""
     return (
         f"{result.name:<42}{result.threads:>7}{1e3 * result.seconds:>9.2f} ms"
-        f"{result.rate / 1e9:>10.1f} {result.unit:<7}{share:>6} {share_bar:>5} {word(result.share, result.share_bar):<4}"
+        f"{result.rate / 1e9:>10.1f} {result.unit:<7}"
+        f"{share:>6} {share_bar:>5} {word(result.share, result.share_bar):<4}"
         f"{result.ratio:>6.2f}x {bar:>6} {word(result.ratio, result.bar):<4}{result.other:<23}"
         f"{result.wrong} of {result.checked}{theirs}"
     )
