@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = sum(result.wrong for result in results)
     print(f"\n{wrong} rows of our results were wrong; {len(results)} cases, {time.monotonic() - begin:.0f} s")
     if options.json:
-        report = {"machine": facts, "quick": options.quick, "skipped": skipped}
+        report = {"machine": facts, "sizes": sizes._asdict(), "skipped": skipped}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(
             json.dumps(report | {"results": [result.as_json() for result in results]}, indent=1) + "\n"

@@ -140,8 +140,10 @@ def test_queries_may_stand_behind_the_first_keys() -> None:
 
 def test_samples_have_both_ends() -> None:
     assert checks.sample(5).tolist() == [0, 1, 2, 3, 4]
-    found = checks.sample(1000)
-    assert len(found.unique()) == checks.SAMPLES and found[0] == 0 and found[-1] == 999
+    for tokens in (97, 1000):
+        found = checks.sample(tokens).tolist()
+        assert len(set(found)) == checks.SAMPLES == len(found)
+        assert found[0] == 0 and found[1] >= checks.FEW and found[-1] == tokens - 1
 
 
 # --- tiny runs ---
@@ -158,7 +160,9 @@ def test_a_tiny_run_writes_results_and_chart(tmp_path: Path, capsys: pytest.Capt
     assert "0 rows of our results were wrong; 5 cases" in printed
 
     report = json.loads(file.read_text())
-    assert report["machine"]["torch"] == torch.__version__ and report["quick"] is True and report["skipped"] == {}
+    assert (
+        report["machine"]["torch"] == torch.__version__ and report["sizes"]["tokens"] == 256 and report["skipped"] == {}
+    )
     assert [row["name"] for row in report["results"]] == [
         "bf16 forward D=64 causal", "bf16 backward D=64 causal", "fp32 forward D=64 full",
         "fp32 carried D=64 causal", "bf16 decode 4 rows D=64",
