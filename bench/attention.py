@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     if options.chart:
         options.chart.parent.mkdir(parents=True, exist_ok=True)
-        draw(results, machine_line(facts), options.chart)
+        draw(results, f"B=1, H={cases.HEADS}, S={sizes.tokens}; {machine_line(facts)}", options.chart)
     return int(wrong > 0)
 
 

@@ -32,6 +32,13 @@ def test_the_example_runs():
     assert float(difference) < 1e-5
 
 
+def test_the_pictures_are_there_and_small():
+    pictures = [ROOT / path for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)]
+    assert pictures
+    for picture in pictures:
+        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 100_000
+
+
 def test_nothing_is_left_to_fill_in():
     assert "DEMO_" not in README
     for folder in re.findall(r"^(\S+/)\s", README.split("## The tree")[1], re.MULTILINE):

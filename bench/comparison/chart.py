@@ -13,8 +13,8 @@ COLOURS = {"forward": "#1f6f8b", "backward": "#d1603d"}
 BAR_COLOUR, LINE_COLOUR = "#20262b", "#8a939b"
 
 
-def draw(results: Sequence[Result], machine: str, path: Path) -> None:
-    """A PNG with a row per case that is compared with torch, of the largest number of threads."""
+def draw(results: Sequence[Result], caption: str, path: Path) -> None:
+    """A PNG with a row per case that is compared with torch, of the largest number of threads; without any, nothing."""
     from matplotlib.figure import Figure  # it is needed here alone
 
     compared = [result for result in results if result.group == "attention"]
@@ -44,7 +44,7 @@ def draw(results: Sequence[Result], machine: str, path: Path) -> None:
     _style(shares, "share of the matrix product's rate in %")
     shares.barh(places, [100 * (result.share or 0) for result in rows], color=colours, height=0.7)
     _marks(shares, [None if result.share_bar is None else 100 * result.share_bar for result in rows])
-    figure.supxlabel("\n".join(textwrap.wrap(f"{machine}. Black marks: the bars set beforehand.", 130)), fontsize=8)
+    figure.supxlabel("\n".join(textwrap.wrap(f"{caption}. Black marks: the bars set beforehand.", 130)), fontsize=8)
     figure.savefig(path, format="png")
 
 

@@ -2,6 +2,9 @@
 
 The processes of both sides stay up and take turns, so that noise hits both alike. A pass is measured in every rank from
 a barrier on, and counts as long as the slowest.
+
+The gradients of keys and values that ring-attention-pytorch 0.5.20 computes on a ring are wrong (it takes the buffer
+received and the buffer sent for the one and the other), which its lines count; its work is that of a right ring.
 """
 
 from __future__ import annotations
