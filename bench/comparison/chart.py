@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,8 +45,18 @@ def draw(results: Sequence[Result], caption: str, path: Path) -> None:
     _style(shares, "share of the matrix product's rate in %")
     shares.barh(places, [100 * (result.share or 0) for result in rows], color=colours, height=0.7)
     _marks(shares, [None if result.share_bar is None else 100 * result.share_bar for result in rows])
-    figure.supxlabel("\n".join(textwrap.wrap(f"{caption}. Black marks: the bars set beforehand.", 130)), fontsize=8)
-    figure.savefig(path, format="png")
+    figure.supxlabel("\n".join(textwrap.wrap(f"{caption}. Black marks: the bars set beforehand.", 150)), fontsize=8)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """With a palette, which makes it a third as large; the README's pictures are small."""
+    from PIL import Image  # matplotlib brings it
+
+    whole = io.BytesIO()
+    figure.savefig(whole, format="png")
+    with Image.open(whole) as image:
+        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
 
 
 def _style(axes: Any, title: str) -> None:
