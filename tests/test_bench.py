@@ -206,6 +206,8 @@ def test_a_ring_beside_one_process() -> None:
 def test_an_error_in_a_worker_comes_with_its_reason() -> None:
     with pytest.raises(workers.WorkerFailure, match="KeyError: 'nothing'"), workers.Workers(1, 1) as one:
         one.call(ring.timed, "nothing")
+    with pytest.raises(workers.WorkerFailure, match="rank 0 ended"), workers.Workers(1, 1) as one:
+        one.call(os._exit, 3)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ received and the buffer sent for the one and the other), which its lines count; 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -164,8 +165,9 @@ def measure(case: RingCase, ring: Workers, other: Workers, pairs: int) -> Result
 
 
 def results(cases: list[RingCase], sizes: Sizes) -> Iterator[Result]:
-    if not cases:
-        return
-    with Workers(RANKS, 1) as ring, Workers(1, RANKS) as whole:
+    """Of one group."""
+    with contextlib.ExitStack() as stack:
+        ring = stack.enter_context(Workers(RANKS, 1))
+        other = ring if cases[0].group == "peer" else stack.enter_context(Workers(1, RANKS))
         for case in cases:
-            yield measure(case, ring, ring if case.group == "peer" else whole, sizes.pairs)
+            yield measure(case, ring, other, sizes.pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import tempfile
@@ -61,7 +62,8 @@ class Workers:
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What the function, one of a module, returned in every process. They run it at the same time."""
         for connection in self._connections:
-            connection.send((function, args))
+            with contextlib.suppress(OSError):  # of one that has ended: found below
+                connection.send((function, args))
         waiting = {connection: rank for rank, connection in enumerate(self._connections)}
         answers: dict[int, Any] = {}
         while waiting:
@@ -73,7 +75,7 @@ class Workers:
                 rank = waiting.pop(connection)
                 try:
                     good, answers[rank] = connection.recv()
-                except EOFError:
+                except (EOFError, OSError):
                     raise WorkerFailure(f"rank {rank} ended") from None
                 if not good:
                     raise WorkerFailure(answers[rank])
