@@ -104,6 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
         for result in run_group(group, chosen, sizes):
             results.append(result)
             print(line(result), flush=True)
+    if not results and not skipped:
+        raise SystemExit(f"attention.py: no case matches --only {options.only!r}")
     wrong = sum(result.wrong for result in results)
     print(f"\n{wrong} rows of our results were wrong; {len(results)} cases, {time.monotonic() - begin:.0f} s")
     if options.json:

@@ -85,6 +85,11 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
         assert reason in capsys.readouterr().err
 
 
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(SystemExit, match="no case matches --only 'fp8'"):
+        attention.main([*TINY, "--only", "fp8"])
+
+
 def test_every_case_has_a_name_of_its_own() -> None:
     known = attention.all_cases(local.Sizes(), [1, 2])
     assert tuple(known) == attention.GROUPS
