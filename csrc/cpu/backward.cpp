@@ -94,16 +94,16 @@ struct Round {
   std::int64_t first_tile, end_tile;  // of queries
 };
 
-// Calls body(first, count, pairs) with what products of pairs leave out of a tile: first the odd keys, then, one by
-// one, the odd queries with the other keys. Keys are counted from `offset` on; `pairs` is null if all pairs are
+// Calls body(first, count, pairs) with what products of pairs leave out of a tile: first the special keys, then, one by
+// one, the special queries with the other keys. Keys are counted from `offset` on; `pairs` is null if all pairs are
 // visible.
 template <typename Function>
-void add_odd(const std::vector<std::int32_t>& odd_keys, const std::vector<std::int32_t>& odd_queries,
-             std::int32_t offset, std::int32_t keys, std::int32_t queries, const VisiblePairs* pairs,
-             const Function& body) {
-  bool is_odd[kTileKeys] = {};
-  for (const std::int32_t n : odd_keys) {
-    if (n >= offset && n < offset + keys) is_odd[n - offset] = true;
+void add_special(const std::vector<std::int32_t>& special_keys, const std::vector<std::int32_t>& special_queries,
+                 std::int32_t offset, std::int32_t keys, std::int32_t queries, const VisiblePairs* pairs,
+                 const Function& body) {
+  bool is_special[kTileKeys] = {};
+  for (const std::int32_t n : special_keys) {
+    if (n >= offset && n < offset + keys) is_special[n - offset] = true;
   }
   const auto first_of = [&](std::int32_t n) { return pairs ? pairs->begin[n] : 0; };
   const auto end_of = [&](std::int32_t n) { return pairs ? pairs->end[n] : queries; };
@@ -112,13 +112,13 @@ void add_odd(const std::vector<std::int32_t>& odd_keys, const std::vector<std::i
   };
   VisiblePairs of_keys;
   for (std::int32_t n = 0; n < keys; ++n) {
-    if (is_odd[n]) of_keys.show(n, first_of(n), end_of(n));
+    if (is_special[n]) of_keys.show(n, first_of(n), end_of(n));
   }
   call(of_keys);
-  for (const std::int32_t m : odd_queries) {
+  for (const std::int32_t m : special_queries) {
     VisiblePairs of_query;
     for (std::int32_t n = 0; n < keys; ++n) {
-      if (!is_odd[n] && first_of(n) <= m && m < end_of(n)) of_query.show(n, m, m + 1);
+      if (!is_special[n] && first_of(n) <= m && m < end_of(n)) of_query.show(n, m, m + 1);
     }
     call(of_query);
   }
@@ -133,13 +133,13 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, const Roun
   const std::int64_t b = (round.first_head + head) / args.Hkv, kv_head = (round.first_head + head) % args.Hkv;
   const bool by_pairs = multiplies_pairs<T>();
   Scratch& scratch = Scratch::of_this_thread();
-  scratch.reserve((2 * kChunkKeys * D + KeyTile<T>::elements(args, kChunkKeys)) * static_cast<std::int64_t>(sizeof(A)) +
+  scratch.reserve(2 * kChunkKeys * D * static_cast<std::int64_t>(sizeof(A)) + KeyTile<T>::bytes(args, kChunkKeys) +
                       QueryTile<T>::bytes(args) +
                       (by_pairs ? 2 * KeyPairs::elements(args, kChunkKeys) + QueryPairs::bytes(args) : 0),
                   2 + KeyTile<T>::kArrays + QueryTile<T>::kArrays + KeyPairs::kArrays + QueryPairs::kArrays);
   A* grad_key = args.grad_key.data ? scratch.take<A>(kChunkKeys * D) : nullptr;
   A* grad_value = args.grad_value.data ? scratch.take<A>(kChunkKeys * D) : nullptr;
-  KeyTile<T> key_rows(args, b, kv_head, kChunkKeys, scratch);
+  KeyTile<T> key_rows(args, kChunkKeys, scratch);
   QueryTile<T> query_rows(args, scratch);
   std::optional<KeyPairs> key_pairs;
   std::optional<QueryPairs> query_pairs;
@@ -151,7 +151,7 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, const Roun
   for (std::size_t chunk = static_cast<std::size_t>(dealer); chunk < plan.chunks.size();
        chunk += static_cast<std::size_t>(plan.dealers)) {
     const Tile& keys = plan.chunks[chunk];
-    key_rows.move_to(keys);
+    key_rows.move_to(b, kv_head, keys);
     if (by_pairs) key_pairs->move_to(keys);
     bool any = false;
     for (std::int64_t of_group = 0; of_group < plan.group; ++of_group) {
@@ -173,8 +173,8 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, const Roun
         if constexpr (std::is_same_v<T, BFloat16>) {
           paired = by_pairs && key_pairs->is_worth_it() && query_pairs->load(b, h, queries);
         }
-        const bool some_odd = paired && !(key_pairs->odd().empty() && query_pairs->odd().empty());
-        if (!paired || some_odd) query_rows.load(b, h, queries);
+        const bool some_special = paired && !(key_pairs->special().empty() && query_pairs->special().empty());
+        if (!paired || some_special) query_rows.load(b, h, queries);
         for (std::int32_t offset = 0; offset < keys.count(); offset += kTileKeys) {
           const Segment part = keys.segment.part(offset, std::min(kTileKeys, keys.count() - offset));
           with_visible_keys(
@@ -185,9 +185,9 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, const Roun
                 if constexpr (std::is_same_v<T, BFloat16>) {
                   if (paired) {
                     query_pairs->add(*key_pairs, offset, count, pairs, targets);
-                    if (some_odd) {
-                      add_odd(key_pairs->odd(), query_pairs->odd(), offset, part.length, queries.count(), pairs,
-                              in_float);
+                    if (some_special) {
+                      add_special(key_pairs->special(), query_pairs->special(), offset, part.length, queries.count(),
+                                  pairs, in_float);
                     }
                     return;
                   }

@@ -12,274 +12,133 @@
 // nothing is ever multiplied by a masked score: 0 * NaN would leak.
 #include "cpu/forward.h"
 
-#include "cpu/key_pairs.h"
-#include "cpu/key_tile.h"
-#include "cpu/products.h"
-#include "cpu/scratch.h"
-#include "cpu/state.h"
-#include "cpu/tiles.h"
-
+#include <algorithm>
+#include <memory>
+#include <numeric>
 #include <optional>
+#include <vector>
+
+#include "cpu/forward_tile.h"
 
 namespace ringattn::cpu {
 namespace {
 
-// The state of one tile of queries, transposed: a lane per query. Lanes beyond the tile's end hold Q = 0.
+constexpr std::int64_t kReadyBytes = 64 * 1024 * 1024;  // of keys made ready at a time, but at least those of a head
+
+// The keys and values of some heads, converted or packed once for all query tiles of all heads of their groups.
 template <typename T>
-class ForwardTile {
-  using A = Accumulator<T>;
-
+class KeyBlock {
  public:
-  static constexpr int kArrays = 13;
-  static std::int64_t elements(const BlockArgs& args) {
-    const std::int64_t pairs = multiplies_pairs<T>() ? (2 * kLanes * padded(args.D) + kTileKeys * kLanes) / 2 : 0;
-    return 3 * kLanes * padded(args.D) + kTileKeys * kLanes + 6 * kLanes + pairs;
-  }
-
-  ForwardTile(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile& queries, Scratch& scratch)
-      : args_(args), b_(b), h_(h), queries_(queries), row_(state_row(args, b, h) + queries.row), D_(padded(args.D)) {
-    rows_ = scratch.take<A>(kLanes * D_);
-    query_ = scratch.take<A>(D_ * kLanes);
-    o_ = scratch.take<A>(D_ * kLanes);
-    scores_ = scratch.take<A>(kTileKeys * kLanes);
-    m_ = scratch.take<A>(kLanes);
-    m_new_ = scratch.take<A>(kLanes);
-    l_ = scratch.take<A>(kLanes);
-    sum_ = scratch.take<A>(kLanes);
-    factor_ = scratch.take<A>(kLanes);
-    visible_ = scratch.take<A>(kLanes);
-    if (!multiplies_pairs<T>()) return;
-    query_pairs_ = scratch.take<std::uint16_t>(kLanes * D_);
-    p_pairs_ = scratch.take<std::uint16_t>(kTileKeys * kLanes);
-  }
-
-  void load_query(Scratch& scratch) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      if (multiplies_pairs<T>() && load_query_pairs(scratch)) return;
-    }
-    load_query_rows();
-  }
-
-  void load_state() {
-    std::fill_n(m_, kLanes, kMinusInfinity<A>);
-    std::fill_n(l_, kLanes, A{0});
-    if (!args_.load_state) {
-      std::fill_n(o_, D_ * kLanes, A{0});
-      return;
-    }
-    std::copy_n(static_cast<const A*>(args_.m) + row_, queries_.count(), m_);
-    std::copy_n(static_cast<const A*>(args_.l) + row_, queries_.count(), l_);
-    copy_rows<A>({static_cast<const A*>(args_.o) + row_ * args_.D, args_.D}, queries_.count(), args_.D, rows_);
-    transpose_rows(o_);
-  }
-
-  // packed: null if there are no products of pairs.
-  void absorb(const Tile& keys, KeyTile<T>& rows, KeyPairs* packed) {
-    const Visibility visibility = ringattn::visibility(queries_.segment, keys.segment, args_.mask);
-    if (visibility == Visibility::skip) return;
-    std::optional<VisiblePairs> pairs;
-    if (visibility == Visibility::partial) pairs.emplace(queries_.segment, keys.segment, args_.mask);
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      if (query_is_paired_ && packed != nullptr && packed->is_worth_it()) {
-        return absorb_pairs(*packed, keys.count(), pairs ? &*pairs : nullptr);
+  KeyBlock(const BlockArgs& args, const std::vector<Tile>& tiles) : args_(args), tiles_(tiles) {
+    by_pairs_ = forward_multiplies_pairs<T>(args);
+    const std::int64_t tile_bytes = by_pairs_ ? PackedKeys::elements(args) * 2 : KeyTile<T>::bytes(args, kTileKeys);
+    const std::int64_t heads = args.B * args.Hkv, head_bytes = tile_bytes * count();
+    max_heads_ = std::clamp<std::int64_t>(kReadyBytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
+    memory_.reserve(max_heads_ * head_bytes, static_cast<int>(max_heads_ * count() * KeyTile<T>::kArrays));
+    for (std::int64_t i = 0; i < max_heads_ * count(); ++i) {
+      if (by_pairs_) {
+        packed_.emplace_back(args, memory_);
+      } else {
+        rows_.emplace_back(args, kTileKeys, memory_);
       }
     }
-    if (pairs) {
-      absorb(rows, pairs->first_key, pairs->end_key, &*pairs);
-    } else {
-      absorb(rows, 0, keys.count(), nullptr);
-    }
   }
 
-  // Writes what the call asks for: the state, or the result, or both.
-  void store() {
-    micro<A>().transpose(o_, kLanes, rows_, D_, D_, kLanes);
-    for (std::int64_t i = 0; i < queries_.count(); ++i) {
-      A* o = rows_ + i * D_;
-      if (args_.store_state) std::copy_n(o, args_.D, static_cast<A*>(args_.o) + (row_ + i) * args_.D);
-      if (!args_.finalize) continue;
-      finish_row<T>(o, m_[i], l_[i], args_.scale, args_.D, rows_at<T>(args_.out, b_, h_, queries_.row + i).data,
-                    static_cast<A*>(args_.lse) + row_ + i);
-    }
-    if (!args_.store_state) return;
-    std::copy_n(m_, queries_.count(), static_cast<A*>(args_.m) + row_);
-    std::copy_n(l_, queries_.count(), static_cast<A*>(args_.l) + row_);
+  std::int64_t max_heads() const { return max_heads_; }
+
+  void make_ready(std::int64_t first_head, std::int64_t heads, const Launch& launch) {
+    run_tasks(launch, heads * count(), [&](std::int64_t task) {
+      const std::int64_t head = first_head + task / count();
+      const Tile& tile = tiles_[static_cast<std::size_t>(task % count())];
+      bool is_seen = false;
+      for (const Segment& queries : args_.query_segments) is_seen |= any_visible(queries, tile.segment, args_.mask);
+      if (!is_seen) return;
+      if (!by_pairs_) {
+        KeyTile<T>& rows = rows_[static_cast<std::size_t>(task)];
+        rows.move_to(head / args_.Hkv, head % args_.Hkv, tile);
+        rows.make_ready();
+        return;
+      }
+      Scratch& scratch = Scratch::of_this_thread();
+      scratch.reserve(PairRows::elements(kTileKeys, args_.D) * 2, 1);
+      PairRows value_rows(kTileKeys, args_.D, scratch);
+      packed_[static_cast<std::size_t>(task)].pack(head / args_.Hkv, head % args_.Hkv, tile, value_rows);
+    });
+  }
+
+  // Of a head counted from the first that is ready. `rows` are used where the block has none.
+  ReadyKeys<T> at(std::int64_t head, std::size_t tile, KeyTile<T>& rows) {
+    const std::size_t index = static_cast<std::size_t>(head * count()) + tile;
+    return by_pairs_ ? ReadyKeys<T>{&rows, &packed_[index]} : ReadyKeys<T>{&rows_[index], nullptr};
   }
 
  private:
-  void load_query_rows() {
-    copy_rows<T>(rows_at<const T>(args_.query, b_, h_, queries_.row), queries_.count(), args_.D, rows_);
-    transpose_rows(query_);
-    has_query_rows_ = true;
-  }
-
-  // query_pairs[d/2][m][2] = Q[m][d]: a transposition of pairs, which are as large as floats. Returns whether products
-  // of pairs are worth it.
-  bool load_query_pairs(Scratch& scratch) {
-    PairRows rows(kLanes, args_.D, scratch);
-    rows.copy(rows_at<const T>(args_.query, b_, h_, queries_.row), queries_.count());
-    odd_queries_ = rows.odd();
-    std::fill(rows.row(queries_.count()), rows.row(kLanes), std::uint16_t{0});
-    micro<float>().transpose(reinterpret_cast<const float*>(rows.row(0)), D_ / 2,
-                             reinterpret_cast<float*>(query_pairs_), kLanes, kLanes, D_ / 2);
-    return query_is_paired_ = are_few(odd_queries_, queries_.count());
-  }
-
-  // The scores of odd keys and odd queries, for keys [first, end).
-  void score_odd(const KeyPairs& keys, std::int64_t first, std::int64_t end, std::int64_t count) {
-    const RowSpan<const T> query = rows_at<const T>(args_.query, b_, h_, queries_.row);
-    const auto score = [&](std::int64_t n, std::int64_t m) {
-      const BFloat16 *k = keys.whole_key(n), *q = query.row(m);
-      float sum = 0;
-      for (std::int64_t d = 0; d < args_.D; ++d) sum += to_float(k[d]) * to_float(q[d]);
-      scores_[(n - first) * kLanes + m] = sum;
-    };
-    for (const std::int32_t n : keys.odd()) {
-      if (n < first || n >= end) continue;
-      for (std::int64_t m = 0; m < queries_.count(); ++m) score(n, m);
-    }
-    for (const std::int32_t m : odd_queries_) {
-      for (std::int64_t n = first; n < std::min(end, count); ++n) score(n, m);
-    }
-  }
-
-  // What the values of odd keys add to o.
-  void add_odd(const KeyPairs& keys, std::int64_t first, std::int64_t end, const VisiblePairs* pairs) {
-    for (const std::int32_t n : keys.odd()) {
-      if (n < first || n >= end) continue;
-      const std::int64_t from = pairs ? pairs->begin[n] : 0, to = pairs ? pairs->end[n] : queries_.count();
-      const std::uint16_t* p = p_pairs_ + (n - first) / 2 * 2 * kLanes + (n - first) % 2;
-      for (std::int64_t d = 0; d < args_.D; ++d) {
-        const float value = to_float(keys.whole_value(n)[d]);
-        for (std::int64_t m = from; m < to; ++m) o_[d * kLanes + m] += value * to_float({p[2 * m]});
-      }
-    }
-  }
-
-  // absorb() with products of pairs. `pairs` is null if all pairs of the `count` keys are visible.
-  void absorb_pairs(KeyPairs& keys, std::int64_t count, const VisiblePairs* pairs) {
-    const Pairs& kernels = pair_kernels();
-    const std::int64_t first = pairs ? pairs->even_first() : 0, end = pairs ? pairs->even_end() : even(count);
-    kernels.multiply({.c = scores_,
-                      .c_stride = kLanes,
-                      .a = keys.key(first),
-                      .a_row_stride = D_,
-                      .a_depth_stride = 2,
-                      .b = query_pairs_,
-                      .b_stride = 2 * kLanes,
-                      .rows = end - first,
-                      .depth = even(args_.D) / 2,
-                      .columns = kLanes,
-                      .accumulate = false});
-    if (!keys.odd().empty() || !odd_queries_.empty()) score_odd(keys, first, end, count);
-    if (pairs) {
-      pairs->fill_invisible_even(scores_, kMinusInfinity<float>);
-    } else if (end > count) {
-      std::fill_n(scores_ + count * kLanes, kLanes, kMinusInfinity<float>);
-    }
-    const float c = static_cast<float>(args_.scale * kLog2E);
-    std::copy_n(m_, kLanes, m_new_);
-    kernels.column_max(scores_, end - first, m_new_);
-    kernels.exponentials(scores_, end - first, m_new_, c, sum_, p_pairs_);
-    if (pairs) {
-      pairs->clear_invisible_pairs(p_pairs_);
-      std::copy_n(pairs->sees, kLanes, visible_);
-    }
-    move_to_new_maximum(c, pairs != nullptr);
-    kernels.multiply({.c = o_,
-                      .c_stride = kLanes,
-                      .a = keys.value_pairs(first),
-                      .a_row_stride = 2,
-                      .a_depth_stride = 2 * D_,
-                      .b = p_pairs_,
-                      .b_stride = 2 * kLanes,
-                      .rows = args_.D,
-                      .depth = (end - first) / 2,
-                      .columns = kLanes,
-                      .accumulate = true});
-    if (!keys.odd().empty()) add_odd(keys, first, end, pairs);
-  }
-
-  // From m to m_new: l takes sum_ in, o is scaled. Lanes that are not visible_ stay, if there are any.
-  void move_to_new_maximum(A c, bool some_invisible) {
-    const Micro<A>& kernels = micro<A>();
-    if (kernels.advance(m_, m_new_, c, some_invisible ? visible_ : nullptr, sum_, l_, factor_)) {
-      kernels.scale_columns(o_, args_.D, factor_);
-    }
-    std::swap(m_, m_new_);
-  }
-
-  // Absorbs the keys [first, end) of a tile; the others are seen by no query of this one. `pairs` is null if all pairs
-  // are visible.
-  void absorb(KeyTile<T>& rows, std::int32_t first, std::int32_t end, const VisiblePairs* pairs) {
-    if (!has_query_rows_) load_query_rows();
-    const Micro<A>& kernels = micro<A>();
-    const std::int64_t count = end - first;
-    multiply_rows(scores_, rows.key(first), query_, count, args_.D);
-    if (pairs) pairs->fill_invisible(scores_, kMinusInfinity<A>);
-    std::copy_n(m_, kLanes, m_new_);
-    kernels.column_max(scores_, count, m_new_);
-    const A c = static_cast<A>(args_.scale * kLog2E);
-    kernels.exponentials(scores_, count, m_new_, c, sum_, kRounding<T>);
-    if (pairs) {
-      pairs->fill_invisible(scores_, A{0});
-      std::copy_n(pairs->sees, kLanes, visible_);
-    }
-    move_to_new_maximum(c, pairs != nullptr);
-    add_over_keys(o_, rows.value(first), scores_, count, args_.D, pairs);
-  }
-
-  // The rows of the tile, and zeros beyond its end, as columns.
-  void transpose_rows(A* target) {
-    std::fill(rows_ + queries_.count() * D_, rows_ + kLanes * D_, A{0});
-    micro<A>().transpose(rows_, D_, target, kLanes, kLanes, D_);
-  }
+  std::int64_t count() const { return static_cast<std::int64_t>(tiles_.size()); }
 
   const BlockArgs& args_;
-  const std::int64_t b_, h_;
-  const Tile queries_;
-  const std::int64_t row_;  // of the tile's first query among all rows of m
-  const std::int64_t D_;    // padded
-  A *rows_ /*[kLanes][D]*/, *query_ /*[D][kLanes]*/, *o_ /*[D][kLanes]*/, *scores_ /*[kTileKeys][kLanes]*/;
-  A *m_, *m_new_, *l_, *sum_, *factor_, *visible_ /*[kLanes] each*/;
-  std::uint16_t *query_pairs_ = nullptr /*[D/2][kLanes][2]*/, *p_pairs_ = nullptr /*[kTileKeys/2][kLanes][2]*/;
-  std::vector<std::int32_t> odd_queries_;
-  bool has_query_rows_ = false, query_is_paired_ = false;
+  const std::vector<Tile>& tiles_;
+  bool by_pairs_;
+  std::int64_t max_heads_;
+  Scratch memory_;
+  std::vector<PackedKeys> packed_;
+  std::vector<KeyTile<T>> rows_;
 };
 
-// The query tiles [first, end) of a head absorb the keys together, so that a key tile is converted once for all.
+// The query tiles of a head, longest first: what a tile costs is how many pairs it sees.
+std::vector<Tile> sorted_tiles(const BlockArgs& args, std::vector<std::int64_t>& costs) {
+  const std::vector<Tile> tiles = make_tiles(args.query_segments, kLanes);
+  std::vector<std::int64_t> cost(tiles.size());
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    cost[i] = visible_pairs({{tiles[i].segment}, 1}, args.key_segments, args.mask);
+  }
+  std::vector<std::size_t> order(tiles.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cost[a] > cost[b]; });
+  std::vector<Tile> sorted;
+  for (const std::size_t i : order) {
+    sorted.push_back(tiles[i]);
+    costs.push_back(cost[i]);
+  }
+  return sorted;
+}
+
+// The query tiles of a head that a task takes absorb the keys together. Keys are made ready here where `block` is null.
 template <typename T>
 void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const Tile* first, const Tile* end,
-                   const std::vector<Tile>& key_tiles) {
-  using A = Accumulator<T>;
+                   const std::vector<Tile>& key_tiles, KeyBlock<T>* block, std::int64_t head_of_block) {
+  const bool by_pairs = forward_multiplies_pairs<T>(args);
   Scratch& scratch = Scratch::of_this_thread();
-  const std::int64_t pair_bytes =
-      multiplies_pairs<T>() ? KeyPairs::elements(args, kTileKeys) * static_cast<std::int64_t>(sizeof(BFloat16)) : 0;
-  scratch.reserve((KeyTile<T>::elements(args, kTileKeys) + (end - first) * ForwardTile<T>::elements(args)) *
-                          static_cast<std::int64_t>(sizeof(A)) +
-                      pair_bytes,
-                  KeyTile<T>::kArrays + KeyPairs::kArrays + static_cast<int>(end - first) * ForwardTile<T>::kArrays);
+  const std::int64_t pair_rows = PairRows::elements(std::max<std::int64_t>(kLanes, kTileKeys), args.D);
+  scratch.reserve(KeyTile<T>::bytes(args, kTileKeys) + ForwardWork<T>::bytes(args) +
+                      (end - first) * ForwardTile<T>::bytes(args) + 2 * (PackedKeys::elements(args) + pair_rows),
+                  KeyTile<T>::kArrays + ForwardWork<T>::kArrays + PackedKeys::kArrays + 1 +
+                      static_cast<int>(end - first) * ForwardTile<T>::kArrays);
   const std::int64_t kv_head = h / (args.Hq / args.Hkv);
-  KeyTile<T> rows(args, b, kv_head, kTileKeys, scratch);
-  std::optional<KeyPairs> packed;
-  if (multiplies_pairs<T>()) packed.emplace(args, b, kv_head, kTileKeys, scratch);
+  KeyTile<T> rows(args, kTileKeys, scratch);
+  const ForwardWork<T> work(args, scratch);
+  std::optional<PairRows> unpacked;
+  std::optional<PackedKeys> packed;
+  if (by_pairs) unpacked.emplace(std::max<std::int64_t>(kLanes, kTileKeys), args.D, scratch);
+  if (by_pairs && block == nullptr) packed.emplace(args, scratch);
   std::vector<ForwardTile<T>> tiles;
   tiles.reserve(static_cast<std::size_t>(end - first));
-  bool any_sees = false;
   for (const Tile* queries = first; queries < end; ++queries) {
-    bool sees = false;
-    for (const Segment& keys : args.key_segments) sees |= any_visible(queries->segment, keys, args.mask);
-    const bool store = args.store_state && !args.load_state;
-    if (!sees && !store && !args.finalize) continue;
-    tiles.emplace_back(args, b, h, *queries, scratch);
+    tiles.emplace_back(args, b, h, *queries, work, scratch);
     tiles.back().load_state();
-    if (sees) tiles.back().load_query(scratch);
-    any_sees |= sees;
+    if (by_pairs) tiles.back().load_query_pairs(*unpacked);
   }
-  for (std::size_t i = 0; any_sees && i < key_tiles.size(); ++i) {
-    rows.move_to(key_tiles[i]);
-    if (packed) packed->move_to(key_tiles[i]);
-    for (ForwardTile<T>& tile : tiles) tile.absorb(key_tiles[i], rows, packed ? &*packed : nullptr);
+  for (std::size_t i = 0; i < key_tiles.size(); ++i) {
+    std::optional<ReadyKeys<T>> ready;
+    for (ForwardTile<T>& tile : tiles) {
+      const Visibility visibility = ringattn::visibility(tile.queries().segment, key_tiles[i].segment, args.mask);
+      if (visibility == Visibility::skip) continue;
+      if (!ready) {
+        rows.move_to(b, kv_head, key_tiles[i]);
+        if (packed) packed->pack(b, kv_head, key_tiles[i], *unpacked);
+        ready = block ? block->at(head_of_block, i, rows) : ReadyKeys<T>{&rows, packed ? &*packed : nullptr};
+      }
+      tile.absorb(key_tiles[i], visibility, *ready);
+    }
   }
   for (ForwardTile<T>& tile : tiles) tile.store();
 }
@@ -288,13 +147,29 @@ void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const 
 
 template <typename T>
 void forward(const BlockArgs& args, const Launch& launch) {
-  const std::vector<Tile> query_tiles = make_tiles(args.query_segments, kLanes);
+  std::vector<std::int64_t> costs;
+  std::vector<Tile> query_tiles = sorted_tiles(args, costs);
+  if (!args.finalize && (args.load_state || !args.store_state)) {  // what sees nothing stays as it is
+    while (!costs.empty() && costs.back() == 0) costs.pop_back(), query_tiles.pop_back();
+  }
   const std::vector<Tile> key_tiles = make_tiles(args.key_segments, kTileKeys);
   const TileGroups groups(query_tiles, args.B * args.Hq);
-  run_tasks(launch, args.B * args.Hq * groups.per_head, [&](std::int64_t task) {
-    const std::int64_t head = task / groups.per_head, group = task % groups.per_head;
-    forward_tiles<T>(args, head / args.Hq, head % args.Hq, groups.begin(group), groups.end(group), key_tiles);
-  });
+  const std::int64_t group = args.Hq / args.Hkv, heads = args.B * args.Hkv, per_head = group * groups.per_head;
+  std::optional<KeyBlock<T>> block;
+  const bool in_place = !forward_multiplies_pairs<T>(args) && KeyTile<T>::is_in_place(args);
+  if (per_head > 1 && !costs.empty() && costs.front() > 0 && !in_place) block.emplace(args, key_tiles);
+  const std::int64_t round_heads = block ? block->max_heads() : heads;
+  for (std::int64_t first = 0; first < heads; first += round_heads) {
+    const std::int64_t count = std::min(round_heads, heads - first);
+    if (block) block->make_ready(first, count, launch);
+    run_tasks(launch, count * per_head, [&](std::int64_t task) {
+      const std::int64_t head = task / per_head,
+                         query_head = (first + head) * group + task % per_head / groups.per_head;
+      const std::int64_t tiles = task % groups.per_head;
+      forward_tiles<T>(args, query_head / args.Hq, query_head % args.Hq, groups.begin(tiles), groups.end(tiles),
+                       key_tiles, block ? &*block : nullptr, head);
+    });
+  }
 }
 
 template void forward<double>(const BlockArgs&, const Launch&);

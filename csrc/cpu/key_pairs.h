@@ -23,9 +23,9 @@ inline float to_float(BFloat16 number) { return std::bit_cast<float>(std::uint32
 
 inline std::int64_t even(std::int64_t count) { return (count + 1) / 2 * 2; }
 
-// Rows of a tile in scratch, an even number of them, with zeros beyond the tile and the head_dim. Odd rows, which hold
-// numbers that are not normal, are zeros there too: what they take part in is computed in float, so that no other row
-// is touched by them. Where many are odd, products of pairs are not worth it.
+// Rows of a tile in scratch, an even number of them, with zeros beyond the tile and the head_dim. Special rows, which
+// hold numbers that are not normal, are zeros there too: what they take part in is computed in float, so that no other
+// row is touched by them. Where many are special, products of pairs are not worth it.
 class PairRows {
  public:
   static std::int64_t elements(std::int64_t rows, std::int64_t D) { return even(rows) * padded(D); }
@@ -34,19 +34,19 @@ class PairRows {
       : D_(D), data_(scratch.take<std::uint16_t>(elements(rows, D))) {}
 
   void copy(RowSpan<const BFloat16> source, std::int64_t count) {
-    odd_.clear();
+    special_.clear();
     if (count % 2 != 0) std::fill_n(row(count), padded(D_), std::uint16_t{0});
     if (copy(source, 0, count)) return;
     for (std::int64_t i = 0; i < count; ++i) {
-      if (!copy(source, i, 1)) odd_.push_back(static_cast<std::int32_t>(i));
+      if (!copy(source, i, 1)) special_.push_back(static_cast<std::int32_t>(i));
     }
-    for (const std::int32_t i : odd_) clear(i);
+    for (const std::int32_t i : special_) clear(i);
   }
 
   void clear(std::int64_t index) { std::fill_n(row(index), padded(D_), std::uint16_t{0}); }
 
   std::uint16_t* row(std::int64_t index) const { return data_ + index * padded(D_); }
-  const std::vector<std::int32_t>& odd() const { return odd_; }
+  const std::vector<std::int32_t>& special() const { return special_; }
 
  private:
   bool copy(RowSpan<const BFloat16> source, std::int64_t first, std::int64_t count) {
@@ -56,22 +56,23 @@ class PairRows {
 
   std::int64_t D_;
   std::uint16_t* data_;
-  std::vector<std::int32_t> odd_;
+  std::vector<std::int32_t> special_;
 };
 
-// Copies two arrays of rows of the same tokens; a token that is odd in one is odd. Returns these, in order.
+// Copies two arrays of rows of the same tokens; a token that is special in one is special. Returns these, in order.
 inline std::vector<std::int32_t> copy_both(PairRows& a, RowSpan<const BFloat16> from_a, PairRows& b,
                                            RowSpan<const BFloat16> from_b, std::int64_t count) {
   a.copy(from_a, count);
   b.copy(from_b, count);
-  std::vector<std::int32_t> odd;
-  std::set_union(a.odd().begin(), a.odd().end(), b.odd().begin(), b.odd().end(), std::back_inserter(odd));
-  for (const std::int32_t i : odd) a.clear(i), b.clear(i);
-  return odd;
+  std::vector<std::int32_t> special;
+  std::set_union(a.special().begin(), a.special().end(), b.special().begin(), b.special().end(),
+                 std::back_inserter(special));
+  for (const std::int32_t i : special) a.clear(i), b.clear(i);
+  return special;
 }
 
-inline bool are_few(const std::vector<std::int32_t>& odd, std::int64_t count) {
-  return static_cast<std::int64_t>(odd.size()) * 8 <= std::max(count, kLanes);
+inline bool are_few(const std::vector<std::int32_t>& special, std::int64_t count) {
+  return static_cast<std::int64_t>(special.size()) * 8 <= std::max(count, kLanes);
 }
 
 // Copied when first asked for: a tile that no query sees is never read.
@@ -96,17 +97,17 @@ class KeyPairs {
     copied_ = has_key_pairs_ = has_value_pairs_ = false;
   }
 
-  // Whether products of pairs are worth it: few keys are odd.
+  // Whether products of pairs are worth it: few keys are special.
   bool is_worth_it() {
     if (!copied_) {
       copied_ = true;
-      odd_ = copy_both(key_, source(args_.key), value_, source(args_.value), keys_.count());
+      special_ = copy_both(key_, source(args_.key), value_, source(args_.value), keys_.count());
     }
-    return are_few(odd_, keys_.count());
+    return are_few(special_, keys_.count());
   }
 
-  // After is_worth_it(): the odd keys; rows that are zeros for them; and the rows as they are.
-  const std::vector<std::int32_t>& odd() const { return odd_; }
+  // After is_worth_it(): the special keys; rows that are zeros for them; and the rows as they are.
+  const std::vector<std::int32_t>& special() const { return special_; }
   const std::uint16_t* key(std::int64_t row) const { return key_.row(row); }
   const std::uint16_t* value(std::int64_t row) const { return value_.row(row); }
 
@@ -133,7 +134,7 @@ class KeyPairs {
   Tile keys_;
   PairRows key_, value_;
   std::uint16_t *key_pairs_, *value_pairs_;
-  std::vector<std::int32_t> odd_;
+  std::vector<std::int32_t> special_;
   bool copied_ = false, has_key_pairs_ = false, has_value_pairs_ = false;
 };
 

@@ -15,17 +15,29 @@ class KeyTile {
 
  public:
   static constexpr int kArrays = 2;
-  static std::int64_t elements(const BlockArgs& args, std::int64_t max_keys) { return 2 * max_keys * padded(args.D); }
+  static std::int64_t bytes(const BlockArgs& args, std::int64_t max_keys) {
+    return 2 * max_keys * padded(args.D) * static_cast<std::int64_t>(sizeof(A));
+  }
+  static bool is_in_place(const BlockArgs& args) {
+    return is_in_place(args, args.key) && is_in_place(args, args.value);
+  }
 
-  KeyTile(const BlockArgs& args, std::int64_t b, std::int64_t kv_head, std::int64_t max_keys, Scratch& scratch)
-      : args_(args), b_(b), kv_head_(kv_head) {
+  KeyTile(const BlockArgs& args, std::int64_t max_keys, Scratch& scratch) : args_(args) {
     key_.copy = scratch.take<A>(max_keys * padded(args.D));
     value_.copy = scratch.take<A>(max_keys * padded(args.D));
   }
 
-  void move_to(const Tile& keys) {
+  void move_to(std::int64_t b, std::int64_t kv_head, const Tile& keys) {
+    b_ = b;
+    kv_head_ = kv_head;
     keys_ = keys;
     key_.ready = value_.ready = false;
+  }
+
+  // Before tasks share it.
+  void make_ready() {
+    key(0);
+    value(0);
   }
 
   // From a row of the tile on.
@@ -40,7 +52,9 @@ class KeyTile {
   };
 
   // Far apart, every row costs a page of the address translation cache, in every product that reads it.
-  bool is_near(const Rows& rows) const { return rows.token_stride <= 2 * args_.D; }
+  static bool is_in_place(const BlockArgs& args, const Rows& rows) {
+    return kIsAccumulator<T> && rows.token_stride <= 2 * args.D;
+  }
 
   RowSpan<const A> rows(const Rows& source, Operand& operand, std::int64_t first) {
     if (!operand.ready) {
@@ -48,7 +62,7 @@ class KeyTile {
       operand.ready = true;
       operand.rows = {operand.copy, padded(args_.D)};
       if constexpr (kIsAccumulator<T>) {
-        if (is_near(source)) operand.rows = span;
+        if (is_in_place(args_, source)) operand.rows = span;
       }
       if (operand.rows.data == operand.copy) copy_rows<T>(span, keys_.count(), args_.D, operand.copy);
     }
@@ -56,7 +70,7 @@ class KeyTile {
   }
 
   const BlockArgs& args_;
-  const std::int64_t b_, kv_head_;
+  std::int64_t b_ = 0, kv_head_ = 0;
   Tile keys_;
   Operand key_, value_;
 };

@@ -19,6 +19,10 @@ inline constexpr std::int64_t kRowPadding = 16;  // scratch rows are padded with
 //
 // for i < rows, k < depth, j < columns. The sum runs upwards in k and is the same chain of operations for an element
 // whatever the sizes are. b and c have rows of `columns`, a multiple of kRowPadding, contiguous elements.
+//
+// factor: a c that is added to is first multiplied by factor[j], or becomes 0 where that is kOverwrite; null: by
+// nothing. largest: largest[j] becomes the maximum of itself and c[i][j] over i, where NaN may be passed over; null:
+// not wanted.
 template <typename A>
 struct Product {
   A* c;
@@ -29,6 +33,8 @@ struct Product {
   std::int64_t b_stride;
   std::int64_t rows, depth, columns;
   bool accumulate;
+  const A* factor = nullptr;
+  A* largest = nullptr;
 };
 
 // What P is rounded to before the product with V.
@@ -46,8 +52,9 @@ struct Micro {
   // m[lane] = the maximum of m[lane] and scores[n][lane] over n < rows; NaN if any of them is NaN.
   void (*column_max)(const A* scores /*[rows][kLanes]*/, std::int64_t rows, A* m /*[kLanes]*/);
 
-  // scores = exp2((scores - m) * c), sum[lane] = their sum over n, and then scores are rounded.
-  void (*exponentials)(A* scores /*[rows][kLanes]*/, std::int64_t rows, const A* m, A c, A* sum, Rounding rounding);
+  // scores = exp2((scores - m) * c), sum[lane] = their sum over n, and then scores are rounded. Scores are at most m.
+  // Returns whether no sum is NaN.
+  bool (*exponentials)(A* scores /*[rows][kLanes]*/, std::int64_t rows, const A* m, A c, A* sum, Rounding rounding);
 
   // Moves l from the reference m_old to m_new and adds sum to it; factor[lane] is what o must be multiplied by, or
   // kOverwrite where the old reference was -inf and o must become 0. Lanes with visible[lane] == 0 keep l and get the
@@ -85,7 +92,7 @@ struct Conversions {
 
 // Products of bfloat16 numbers, two at a time: c[i][j] = (accumulate ? c[i][j] : 0) + the sum over k of
 // a[i][k][0] * b[k][j][0] + a[i][k][1] * b[k][j][1]. A pair of a is two neighbours at a + i * a_row_stride +
-// k * a_depth_stride. b has rows of `columns`, a multiple of kRowPadding, pairs.
+// k * a_depth_stride. b has rows of `columns`, a multiple of kRowPadding, pairs. factor and largest are as in Product.
 struct PairProduct {
   float* c;
   std::int64_t c_stride;
@@ -95,6 +102,8 @@ struct PairProduct {
   std::int64_t b_stride;
   std::int64_t rows, depth, columns;
   bool accumulate;
+  const float* factor = nullptr;
+  float* largest = nullptr;
 };
 
 // For bfloat16 alone, where the instruction set has such products; null elsewhere. Scores are as in Micro; numbers of
@@ -105,8 +114,9 @@ struct Pairs {
   // As Micro::column_max.
   void (*column_max)(const float* scores, std::int64_t rows, float* m);
 
-  // sum = the sum of exp2((scores - m) * c) over the rows; p = the same rounded, in pairs.
-  void (*exponentials)(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p);
+  // sum = the sum of exp2((scores - m) * c) over the rows; p = the same rounded, in pairs. Scores are at most m.
+  // Returns whether no sum is NaN.
+  bool (*exponentials)(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p);
 
   // P = exp2(c * scores - lse2) to p [rows][kLanes]; dS = P * (gradients - delta) * scale to ds [rows][kLanes] and, in
   // pairs, to ds_pairs. What is null is not wanted; without gradients there is no dS.
@@ -123,6 +133,8 @@ struct Pairs {
   bool (*copy_normal)(const std::uint16_t* source, std::int64_t source_stride, std::uint16_t* target,
                       std::int64_t target_stride, std::int64_t rows, std::int64_t columns, std::int64_t padded_columns);
 };
+
+inline constexpr float kSmallestFactor = 1e-36f;
 
 struct MicroTable {
   Micro<double> float64;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/micro.h"
+#include "cpu/micro_product.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>  // holds no function that is ever emitted
@@ -28,19 +29,29 @@ inline __m512bh one_pair(const std::uint16_t* source) {
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
 }
 
-template <int Rows, int Vectors>
+template <Use use, int Rows, int Vectors>
 inline void multiply_pairs_tile(const PairProduct& p, std::int64_t i, std::int64_t j) {
   __m512 sum[Rows][Vectors];
   float* c = p.c + i * p.c_stride + j;
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r) {
+  for (int v = 0; v < Vectors; ++v) {
+    __m512 factor = _mm512_setzero_ps();
+    __mmask16 keep = 0;
+    if constexpr (use == Use::scale_and_add_to) {
+      factor = _mm512_loadu_ps(p.factor + j + v * kPairLanes);
+      keep = _mm512_cmp_ps_mask(factor, _mm512_set1_ps(static_cast<float>(kOverwrite)), _CMP_NEQ_UQ);
+    }
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) {
-      sum[r][v] = p.accumulate ? _mm512_loadu_ps(c + r * p.c_stride + v * kPairLanes) : _mm512_setzero_ps();
+    for (int r = 0; r < Rows; ++r) {
+      const float* from = c + r * p.c_stride + v * kPairLanes;
+      sum[r][v] = _mm512_setzero_ps();
+      if constexpr (use == Use::add_to) sum[r][v] = _mm512_loadu_ps(from);
+      if constexpr (use == Use::scale_and_add_to) sum[r][v] = _mm512_maskz_mul_ps(keep, _mm512_loadu_ps(from), factor);
     }
   }
   const std::uint16_t* a = p.a + i * p.a_row_stride;
   const std::uint16_t* b = p.b + 2 * j;
+#pragma GCC unroll 2
   for (std::int64_t k = 0; k < p.depth; ++k) {
     __m512bh row[Vectors];
 #pragma GCC unroll 8
@@ -55,59 +66,82 @@ inline void multiply_pairs_tile(const PairProduct& p, std::int64_t i, std::int64
     b += p.b_stride;
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r) {
+  for (int v = 0; v < Vectors; ++v) {
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) _mm512_storeu_ps(c + r * p.c_stride + v * kPairLanes, sum[r][v]);
-  }
-}
-
-template <int Rows, int Vectors>
-inline void multiply_pairs_last_rows(const PairProduct& p, std::int64_t i, std::int64_t j) {
-  if constexpr (Rows > 0) {
-    if (p.rows - i == Rows) {
-      multiply_pairs_tile<Rows, Vectors>(p, i, j);
-    } else {
-      multiply_pairs_last_rows<Rows - 1, Vectors>(p, i, j);
+    for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(c + r * p.c_stride + v * kPairLanes, sum[r][v]);
+    if constexpr (use == Use::overwrite_and_find_largest) {
+      __m512 largest = _mm512_loadu_ps(p.largest + j + v * kPairLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) largest = maximum(sum[r][v], largest);  // the second operand if one is NaN
+      _mm512_storeu_ps(p.largest + j + v * kPairLanes, largest);
     }
   }
 }
 
-template <int Vectors>
-void multiply_pairs_panel(const PairProduct& p, std::int64_t j) {
-  std::int64_t i = 0;
-  for (; i + kPairRows <= p.rows; i += kPairRows) multiply_pairs_tile<kPairRows, Vectors>(p, i, j);
-  multiply_pairs_last_rows<kPairRows - 1, Vectors>(p, i, j);
+template <Use use, int Rows, int Vectors>
+inline void multiply_pairs_last_rows(const PairProduct& p, std::int64_t i, std::int64_t j) {
+  if constexpr (Rows > 0) {
+    if (p.rows - i == Rows) {
+      multiply_pairs_tile<use, Rows, Vectors>(p, i, j);
+    } else {
+      multiply_pairs_last_rows<use, Rows - 1, Vectors>(p, i, j);
+    }
+  }
 }
 
-void multiply_pairs(const PairProduct& p) {
+template <Use use, int Vectors>
+void multiply_pairs_panel(const PairProduct& p, std::int64_t j) {
+  std::int64_t i = 0;
+  for (; i + kPairRows <= p.rows; i += kPairRows) multiply_pairs_tile<use, kPairRows, Vectors>(p, i, j);
+  multiply_pairs_last_rows<use, kPairRows - 1, Vectors>(p, i, j);
+}
+
+template <Use use>
+void multiply_pairs_panels(const PairProduct& p) {
   std::int64_t j = 0;
   for (; j + kPairVectors * kPairLanes <= p.columns; j += kPairVectors * kPairLanes) {
-    multiply_pairs_panel<kPairVectors>(p, j);
+    multiply_pairs_panel<use, kPairVectors>(p, j);
   }
   switch ((p.columns - j) / kPairLanes) {
     case 3:
-      return multiply_pairs_panel<3>(p, j);
+      return multiply_pairs_panel<use, 3>(p, j);
     case 2:
-      return multiply_pairs_panel<2>(p, j);
+      return multiply_pairs_panel<use, 2>(p, j);
     case 1:
-      return multiply_pairs_panel<1>(p, j);
+      return multiply_pairs_panel<use, 1>(p, j);
     default:
       return;
   }
+}
+
+void multiply_pairs(const PairProduct& p) {
+  switch (use_of(p)) {
+    case Use::overwrite:
+      return multiply_pairs_panels<Use::overwrite>(p);
+    case Use::overwrite_and_find_largest:
+      return multiply_pairs_panels<Use::overwrite_and_find_largest>(p);
+    case Use::add_to:
+      return multiply_pairs_panels<Use::add_to>(p);
+    case Use::scale_and_add_to:
+      return multiply_pairs_panels<Use::scale_and_add_to>(p);
+  }
+}
+
+// For |f| <= 1/2.
+inline __m512 exp2_of_pair_fraction(__m512 f) {
+  __m512 p = _mm512_set1_ps(kExp2Coefficients[4]);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[3]));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[2]));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[1]));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[0]));
+  return _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
 }
 
 // 2^y for y <= 127, with a relative error below 2e-7; NaN stays NaN.
 inline __m512 exp2_of_pairs(__m512 y) {
   y = _mm512_max_ps(_mm512_set1_ps(-200.0f), y);  // the second operand if one is NaN
   const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(y, n);
-  __m512 p = _mm512_set1_ps(kExp2Coefficients[4]);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[3]));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[2]));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[1]));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2Coefficients[0]));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, n);
+  return _mm512_scalef_ps(exp2_of_pair_fraction(_mm512_sub_ps(y, n)), n);
 }
 
 // Of 32 numbers: 0, 16, 1, 17, …
@@ -139,14 +173,27 @@ void column_max_pairs(const float* scores, std::int64_t rows, float* m) {
   }
 }
 
-void exponentials_pairs(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p) {
+// 2^(x * c) for x <= 0, with a relative error below 3e-7; below 2^-126 a number that rounds to the bfloat16 0; NaN
+// stays NaN. lowest: -126.9 / c.
+inline __m512 exp2_of_pair_product(__m512 x, __m512 c, __m512 lowest) {
+  x = maximum(lowest, x);                                 // the second operand if one is NaN
+  const __m512 to_integer = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the rounded integer
+  const __m512 shifted = _mm512_fmadd_ps(x, c, to_integer);
+  const __m512 f = _mm512_fmsub_ps(x, c, _mm512_sub_ps(shifted, to_integer));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(exp2_of_pair_fraction(f)), exponent));
+}
+
+bool exponentials_pairs(const float* scores, std::int64_t rows, const float* m, float c, float* sum, std::uint16_t* p) {
   const __m512 factor = _mm512_set1_ps(c);
+  const __m512 lowest = _mm512_set1_ps(-126.9f / c);
+  __mmask16 is_nan = 0;
   for (std::int64_t lane = 0; lane < kLanes; lane += kPairLanes) {
     const __m512 reference = _mm512_loadu_ps(m + lane);
     __m512 total = _mm512_setzero_ps();
     const auto exponential = [&](std::int64_t n) {
-      const __m512 s = _mm512_loadu_ps(scores + n * kLanes + lane);
-      return exp2_of_pairs(_mm512_mul_ps(_mm512_sub_ps(s, reference), factor));
+      return exp2_of_pair_product(_mm512_sub_ps(_mm512_loadu_ps(scores + n * kLanes + lane), reference), factor,
+                                  lowest);
     };
     for (std::int64_t n = 0; n < rows; n += 2) {
       const __m512 even = exponential(n), odd = exponential(n + 1);
@@ -154,7 +201,9 @@ void exponentials_pairs(const float* scores, std::int64_t rows, const float* m, 
       _mm512_storeu_si512(p + n * kLanes + 2 * lane, paired(even, odd));
     }
     _mm512_storeu_ps(sum + lane, total);
+    is_nan |= _mm512_cmp_ps_mask(total, total, _CMP_UNORD_Q);
   }
+  return is_nan == 0;
 }
 
 void score_gradients_pairs(const float* scores, const float* gradients, std::int64_t rows, const float* lse2,
@@ -207,22 +256,25 @@ void pair_rows(const std::uint16_t* source, std::int64_t stride, std::uint16_t* 
 // its own: no infinity, no NaN, nothing below 2^-126.
 bool copy_normal(const std::uint16_t* source, std::int64_t source_stride, std::uint16_t* target,
                  std::int64_t target_stride, std::int64_t rows, std::int64_t columns, std::int64_t padded_columns) {
-  const __m512i exponent = _mm512_set1_epi16(0x7f80), magnitude = _mm512_set1_epi16(0x7fff);
-  __mmask32 odd = 0;
+  const __m256i exponent = _mm256_set1_epi16(0x7f80), magnitude = _mm256_set1_epi16(0x7fff);
+  __mmask16 special = 0;
+  const auto copy = [&](const __m256i& x, std::uint16_t* to) {
+    const __mmask16 zero = _mm256_testn_epi16_mask(x, magnitude);
+    special |= _mm256_cmpeq_epi16_mask(_mm256_and_si256(x, exponent), exponent);
+    special |= _mm256_testn_epi16_mask(x, exponent) & ~zero;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x);
+  };
   for (std::int64_t row = 0; row < rows; ++row, source += source_stride, target += target_stride) {
-    for (std::int64_t j = 0; j < padded_columns; j += 32) {
-      const auto mask_of = [j](std::int64_t end) {
-        const std::int64_t left = end - j;
-        return static_cast<__mmask32>(left >= 32 ? 0xffffffffu : left <= 0 ? 0u : (1u << left) - 1u);
-      };
-      const __m512i x = _mm512_maskz_loadu_epi16(mask_of(columns), source + j);
-      const __m512i e = _mm512_and_si512(x, exponent);
-      const __mmask32 zero = _mm512_testn_epi16_mask(x, magnitude);
-      odd |= _mm512_cmpeq_epi16_mask(e, exponent) | (_mm512_testn_epi16_mask(x, exponent) & ~zero);
-      _mm512_mask_storeu_epi16(target + j, mask_of(padded_columns), x);
+    std::int64_t j = 0;
+    for (; j + kPairLanes <= columns; j += kPairLanes) {
+      copy(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + j)), target + j);
+    }
+    for (; j < padded_columns; j += kPairLanes) {
+      const std::int64_t left = columns > j ? columns - j : 0;
+      copy(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << left) - 1u), source + j), target + j);
     }
   }
-  return odd == 0;
+  return special == 0;
 }
 
 }  // namespace

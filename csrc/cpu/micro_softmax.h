@@ -11,8 +11,20 @@ namespace {
 
 extern "C" double exp2(double);
 
-// 2^y with a relative error below 1e-7 for y in [-126.5, 127.5): y = n + f with |f| <= 1/2; 2^f is a minimax polynomial
-// with p(0) = 1, and 2^n is built from its exponent bits. Smaller results are 0, larger ones infinite, NaN stays NaN.
+// For |f| <= 1/2, a minimax polynomial.
+inline Vector<float> exp2_of_fraction(Vector<float> f) {
+  Vector<float> p = splat(1.535336202e-04f);
+  p = p * f + 1.339887448e-03f;
+  p = p * f + 9.618437358e-03f;
+  p = p * f + 5.550332471e-02f;
+  p = p * f + 2.402264791e-01f;
+  p = p * f + 6.931472029e-01f;
+  p = p * f + 1.0f;
+  return p;
+}
+
+// 2^y with a relative error below 1e-7 for y in [-126.5, 127.5): y = n + f with |f| <= 1/2; 2^n is built from its
+// exponent bits. Smaller results are 0, larger ones infinite, NaN stays NaN.
 inline Vector<float> exp2_of(Vector<float> y) {
   using V = Vector<float>;
   // The bounds stand first: a comparison with NaN is false and must choose y.
@@ -22,13 +34,7 @@ inline Vector<float> exp2_of(Vector<float> y) {
   const V to_integer = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the rounded integer
   const V shifted = y + to_integer;
   const V f = y - (shifted - to_integer);
-  V p = splat(1.535336202e-04f);
-  p = p * f + 1.339887448e-03f;
-  p = p * f + 9.618437358e-03f;
-  p = p * f + 5.550332471e-02f;
-  p = p * f + 2.402264791e-01f;
-  p = p * f + 6.931472029e-01f;
-  p = p * f + 1.0f;
+  const V p = exp2_of_fraction(f);
   const V power = float_of((bits_of(shifted) + 127u) << 23);  // the exponent of n = -127 is that of zero
   return p * power;
 }
@@ -52,31 +58,52 @@ void column_max(const A* scores, std::int64_t rows, A* m) {
   }
 }
 
+// 2^(x * c) for x <= 0, as exact as exp2_of. lowest: -127 / c.
+inline Vector<float> exp2_of_product(Vector<float> x, float c, Vector<float> lowest) {
+  using V = Vector<float>;
+  x = maximum(lowest, x);
+  // 1.5 * 2^23 + 127: the sum's low bits are the rounded integer with the bias of an exponent.
+  const V to_integer = splat(12583039.0f);
+  const V shifted = x * c + to_integer;
+  const V f = x * c - (shifted - to_integer);
+  return exp2_of_fraction(f) * float_of(bits_of(shifted) << 23);  // the exponent of n = -127 is that of zero
+}
+
+inline Vector<double> exp2_of_product(Vector<double> x, double c, Vector<double>) { return exp2_of(x * c); }
+
 template <typename A, Rounding rounding>
-void exponentials_rounded(A* scores, std::int64_t rows, const A* m, A c, A* sum) {
+bool exponentials_rounded(A* scores, std::int64_t rows, const A* m, A c, A* sum) {
   using V = Vector<A>;
+  const A bound = static_cast<A>(-127) / c;
+  const bool is_finite = bound >= static_cast<A>(-3e38f);
+  const V lowest = splat(bound);
+  bool no_nan = true;
   for (std::int64_t lane = 0; lane < kLanes; lane += kCount<A>) {
     const V reference = load<V>(m + lane);
     V total = V{};
     A* s = scores + lane;
     for (std::int64_t n = 0; n < rows; ++n, s += kLanes) {
-      V p = exp2_of((load<V>(s) - reference) * c);
+      const V x = load<V>(s) - reference;
+      V p = is_finite ? exp2_of_product(x, c, lowest) : exp2_of(x * c);
       total += p;
       if constexpr (rounding == Rounding::bfloat16) p = BFloat16Format::round(p);
       if constexpr (rounding == Rounding::float16) p = Float16Format::round(p);
       store(s, p);
     }
     store(sum + lane, total);
+    const auto is_nan = total != total;
+    for (int i = 0; i < kCount<A>; ++i) no_nan &= is_nan[i] == 0;
   }
+  return no_nan;
 }
 
 template <typename A>
-void exponentials(A* scores, std::int64_t rows, const A* m, A c, A* sum, Rounding rounding) {
+bool exponentials(A* scores, std::int64_t rows, const A* m, A c, A* sum, Rounding rounding) {
   if constexpr (sizeof(A) == sizeof(float)) {
     if (rounding == Rounding::bfloat16) return exponentials_rounded<A, Rounding::bfloat16>(scores, rows, m, c, sum);
     if (rounding == Rounding::float16) return exponentials_rounded<A, Rounding::float16>(scores, rows, m, c, sum);
   }
-  exponentials_rounded<A, Rounding::none>(scores, rows, m, c, sum);
+  return exponentials_rounded<A, Rounding::none>(scores, rows, m, c, sum);
 }
 
 template <typename A>

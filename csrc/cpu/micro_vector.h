@@ -3,6 +3,10 @@
 
 #include <cstdint>
 
+#if defined(__AVX2__)
+#include <immintrin.h>  // holds no function that is ever emitted
+#endif
+
 namespace ringattn::cpu {
 namespace {
 
@@ -58,6 +62,22 @@ template <typename A>
 inline Vector<A> splat(A value) {
   return value - Vector<A>{};
 }
+
+// x > y ? x : y, so y if one of them is NaN.
+template <typename V>
+inline V maximum(V x, V y) {
+  return x > y ? x : y;
+}
+#if defined(__AVX512F__)
+inline Vector<float> maximum(Vector<float> x, Vector<float> y) {
+  return reinterpret_cast<Vector<float>>(
+      _mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y)));
+}
+#elif defined(__AVX2__)
+inline Vector<float> maximum(Vector<float> x, Vector<float> y) {
+  return reinterpret_cast<Vector<float>>(_mm256_max_ps(reinterpret_cast<__m256>(x), reinterpret_cast<__m256>(y)));
+}
+#endif
 
 inline FloatBits bits_of(Vector<float> value) { return reinterpret_cast<FloatBits>(value); }
 inline Vector<float> float_of(FloatBits bits) { return reinterpret_cast<Vector<float>>(bits); }

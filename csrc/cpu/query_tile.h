@@ -145,21 +145,22 @@ class QueryPairs {
     delta_ = scratch.take<float>(kLanes);
   }
 
-  // Returns whether products of pairs are worth it: few queries are odd.
+  // Returns whether products of pairs are worth it: few queries are special.
   bool load(std::int64_t b, std::int64_t h, const Tile& queries) {
     queries_ = queries;
     load_statistics(args_, state_row(args_, b, h) + queries.row, queries.count(), lse2_, delta_);
-    odd_ = copy_both(query_rows_, rows_at<const BFloat16>(args_.query, b, h, queries.row), grad_out_rows_,
-                     rows_at<const BFloat16>(args_.grad_out, b, h, queries.row), queries.count());
-    if (!are_few(odd_, queries.count())) return false;
+    special_ = copy_both(query_rows_, rows_at<const BFloat16>(args_.query, b, h, queries.row), grad_out_rows_,
+                         rows_at<const BFloat16>(args_.grad_out, b, h, queries.row), queries.count());
+    if (!are_few(special_, queries.count())) return false;
     arrange(query_rows_, query_, query_t_);
     arrange(grad_out_rows_, grad_out_, grad_out_t_);
     return true;
   }
 
-  const std::vector<std::int32_t>& odd() const { return odd_; }
+  const std::vector<std::int32_t>& special() const { return special_; }
 
-  // The parts of the `count` keys from row `first`, an even one, of the tile on, but for odd keys and odd queries.
+  // The parts of the `count` keys from row `first`, an even one, of the tile on, but for special keys and special
+  // queries.
   void add(KeyPairs& keys, std::int64_t first, std::int64_t count, const VisiblePairs* pairs,
            const GradientTargets<float>& targets) {
     const std::int64_t from = pairs ? pairs->even_first() : 0, end = pairs ? pairs->even_end() : even(count);
@@ -171,10 +172,10 @@ class QueryPairs {
                                    static_cast<float>(args_.scale * kLog2E), static_cast<float>(args_.scale), p_, ds_,
                                    ds_pairs_);
     clear_invisible(count, pairs);
-    for (const std::int32_t n : keys.odd()) {
+    for (const std::int32_t n : keys.special()) {
       if (n >= row && n < row + rows) clear(n - row, 0, kLanes);
     }
-    for (const std::int32_t m : odd_) {
+    for (const std::int32_t m : special_) {
       for (std::int64_t n = 0; n < rows; ++n) clear(n, m, m + 1);
     }
     if (targets.value != nullptr) add_over_queries(p_, grad_out_, targets.value + row * D_, rows);
@@ -256,7 +257,7 @@ class QueryPairs {
   const std::int64_t D_;  // padded
   Tile queries_;
   PairRows query_rows_, grad_out_rows_;
-  std::vector<std::int32_t> odd_;
+  std::vector<std::int32_t> special_;
   std::uint16_t *query_t_, *query_, *grad_out_t_, *grad_out_;
   std::uint16_t *p_, *ds_ /*[kTileKeys][kLanes]*/, *ds_pairs_ /*[kTileKeys/2][kLanes][2]*/;
   float *scores_, *gradients_ /*[kTileKeys][kLanes]*/, *lse2_, *delta_ /*[kLanes]*/;
