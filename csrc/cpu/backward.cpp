@@ -16,7 +16,6 @@
 // Masked pairs have P = dS = 0; where the other factor is not finite the sums skip them, because 0 * NaN would leak.
 #include "cpu/backward.h"
 
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -59,7 +58,7 @@ struct Plan {
   std::int64_t dealers;        // tasks among which the chunks of a head are dealt out, in turn
   std::int64_t tile_elements;  // of a part of dQ
   std::int64_t round_heads, round_tiles;
-  std::unique_ptr<A[]> parts;         // of dQ, [D][kLanes] for each query tile, query head and dealer of a round
+  A* parts = nullptr;                 // of dQ, [D][kLanes] for each query tile, query head and dealer of a round
   std::vector<std::uint8_t> touched;  // whether a part has been written in this round
 
   explicit Plan(const BlockArgs& args)
@@ -77,7 +76,9 @@ struct Plan {
     const std::int64_t head_bytes = head_parts * tile_elements * static_cast<std::int64_t>(sizeof(A));
     round_heads = std::clamp<std::int64_t>(kPartBytes / std::max<std::int64_t>(head_bytes, 1), 1,
                                            std::max<std::int64_t>(heads, 1));
-    parts.reset(new A[static_cast<std::size_t>(round_heads * head_parts * tile_elements)]);
+    Scratch& memory = Scratch::of_this_pass();
+    memory.reserve(round_heads * head_bytes, 1);
+    parts = memory.take<A>(round_heads * head_parts * tile_elements);
     touched.resize(static_cast<std::size_t>(round_heads * head_parts));
   }
 
@@ -85,7 +86,7 @@ struct Plan {
   std::int64_t part(std::int64_t head, std::int64_t of_group, std::int64_t dealer, std::int64_t tile) const {
     return ((head * group + of_group) * dealers + dealer) * round_tiles + tile;
   }
-  A* data(std::int64_t part) const { return parts.get() + part * tile_elements; }
+  A* data(std::int64_t part) const { return parts + part * tile_elements; }
 };
 
 // What a task works on.
@@ -163,7 +164,7 @@ void backward_task(const BlockArgs& args, Plan<Accumulator<T>>& plan, const Roun
         if (!any && grad_value) std::fill_n(grad_value, keys.count() * D, A{0});
         any = true;
         GradientTargets<A> targets{grad_key, grad_value, nullptr};
-        if (plan.parts) {
+        if (plan.parts != nullptr) {
           const std::int64_t part = plan.part(head, of_group, dealer, tile - round.first_tile);
           targets.query_t = plan.data(part);
           if (!plan.touched[static_cast<std::size_t>(part)]) std::fill_n(targets.query_t, plan.tile_elements, A{0});

@@ -13,7 +13,6 @@
 #include "cpu/forward.h"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -23,7 +22,7 @@
 namespace ringattn::cpu {
 namespace {
 
-constexpr std::int64_t kReadyBytes = 64 * 1024 * 1024;  // of keys made ready at a time, but at least those of a head
+constexpr std::int64_t kReadyBytes = 32 * 1024 * 1024;  // of keys made ready at a time, but at least those of a head
 
 // The keys and values of some heads, converted or packed once for all query tiles of all heads of their groups.
 template <typename T>
@@ -34,12 +33,13 @@ class KeyBlock {
     const std::int64_t tile_bytes = by_pairs_ ? PackedKeys::elements(args) * 2 : KeyTile<T>::bytes(args, kTileKeys);
     const std::int64_t heads = args.B * args.Hkv, head_bytes = tile_bytes * count();
     max_heads_ = std::clamp<std::int64_t>(kReadyBytes / std::max<std::int64_t>(head_bytes, 1), 1, heads);
-    memory_.reserve(max_heads_ * head_bytes, static_cast<int>(max_heads_ * count() * KeyTile<T>::kArrays));
+    Scratch& memory = Scratch::of_this_pass();
+    memory.reserve(max_heads_ * head_bytes, static_cast<int>(max_heads_ * count() * KeyTile<T>::kArrays));
     for (std::int64_t i = 0; i < max_heads_ * count(); ++i) {
       if (by_pairs_) {
-        packed_.emplace_back(args, memory_);
+        packed_.emplace_back(args, memory);
       } else {
-        rows_.emplace_back(args, kTileKeys, memory_);
+        rows_.emplace_back(args, kTileKeys, memory);
       }
     }
   }
@@ -79,7 +79,6 @@ class KeyBlock {
   const std::vector<Tile>& tiles_;
   bool by_pairs_;
   std::int64_t max_heads_;
-  Scratch memory_;
   std::vector<PackedKeys> packed_;
   std::vector<KeyTile<T>> rows_;
 };

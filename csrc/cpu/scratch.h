@@ -1,4 +1,5 @@
-// Memory that a task works in: one growing buffer per thread, cut into aligned arrays.
+// Memory that a task or a pass works in: growing buffers per thread, cut into aligned arrays, and kept: fresh memory
+// would be cleared by the system page by page in every call.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,12 @@ namespace ringattn::cpu {
 class Scratch {
  public:
   static Scratch& of_this_thread() {
+    thread_local Scratch scratch;
+    return scratch;
+  }
+
+  // For what the tasks of a pass share, on the thread that runs the pass.
+  static Scratch& of_this_pass() {
     thread_local Scratch scratch;
     return scratch;
   }
