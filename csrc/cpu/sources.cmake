@@ -48,4 +48,6 @@ if(RINGATTN_TESTS)
     ${ringattn_cpu_test_dir}/kernels_test.cpp)
   find_package(Threads REQUIRED)
   target_link_libraries(ringattn_cpu_tests PRIVATE ringattn_cpu Threads::Threads)
+  # The test says which of the tables was chosen.
+  target_compile_definitions(ringattn_cpu_tests PRIVATE $<TARGET_PROPERTY:ringattn_cpu,COMPILE_DEFINITIONS>)
 endif()

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <cstring>
+#include <functional>
+#include <optional>
 #include <thread>
 
 #include "cpu/kernels.h"
@@ -10,14 +11,20 @@
 
 namespace ringattn::test {
 
+struct Block;
+
 struct Shape {
   DType dtype = DType::float32;
   std::int64_t B = 1, Hq = 1, Hkv = 1, D = 64;
   Segments query_segments, key_segments;
   Mask mask;
-  Memory memory = Memory::contiguous;       // of query, key, value; of results, unless it is expanded
-  Memory grad_memory = Memory::contiguous;  // of grad_out
+  Memory memory = Memory::contiguous;                        // of query, key, value; of results, unless strides are 0
+  std::optional<Memory> key_memory = {}, value_memory = {};  // where they differ
+  Memory grad_memory = Memory::contiguous;                   // of grad_out
   double scale = 1.0;
+  bool has_grad_lse = true;
+  std::function<void(Block&)> prepare = {};  // changes the inputs; may be empty
+  double largest_score = 0.0;  // of unusually large ones, before scaling: what their terms are rounded to counts
 };
 
 inline Launch serial() { return {}; }
@@ -42,8 +49,8 @@ struct Block {
   std::int64_t Sq = shape.query_segments.length(), Skv = shape.key_segments.length();
   DType A = accumulator_of(shape.dtype);
   Tensor query{shape.dtype, shape.B, shape.Hq, Sq, shape.D, shape.memory};
-  Tensor key{shape.dtype, shape.B, shape.Hkv, Skv, shape.D, shape.memory};
-  Tensor value{shape.dtype, shape.B, shape.Hkv, Skv, shape.D, shape.memory};
+  Tensor key{shape.dtype, shape.B, shape.Hkv, Skv, shape.D, shape.key_memory.value_or(shape.memory)};
+  Tensor value{shape.dtype, shape.B, shape.Hkv, Skv, shape.D, shape.value_memory.value_or(shape.memory)};
   Tensor out{shape.dtype, shape.B, shape.Hq, Sq, shape.D, result_memory()};
   Tensor grad_out{shape.dtype, shape.B, shape.Hq, Sq, shape.D, shape.grad_memory};
   Tensor o{A, shape.B, shape.Hq, Sq, shape.D, Memory::contiguous};
@@ -60,9 +67,13 @@ struct Block {
     std::mt19937_64 random(seed);
     for (Tensor* tensor : {&query, &key, &value, &grad_out, &grad_lse}) tensor->fill_normal(random);
     for (Tensor* tensor : {&grad_query, &grad_key, &grad_value}) tensor->fill(0.0);
+    if (shape.prepare) shape.prepare(*this);
   }
 
-  Memory result_memory() const { return shape.memory == Memory::expanded ? Memory::contiguous : shape.memory; }
+  Memory result_memory() const {
+    const bool overlaps = shape.memory == Memory::expanded || shape.memory == Memory::shared;
+    return overlaps ? Memory::contiguous : shape.memory;
+  }
 
   BlockArgs args() {
     BlockArgs args;
@@ -74,7 +85,8 @@ struct Block {
     args.query = query.rows, args.key = key.rows, args.value = value.rows;
     args.o = o.rows.data, args.m = m.rows.data, args.l = l.rows.data;
     args.out = out.rows, args.lse = lse.rows.data;
-    args.grad_out = grad_out.rows, args.grad_lse = grad_lse.rows.data, args.delta = delta.rows.data;
+    args.grad_out = grad_out.rows, args.grad_lse = shape.has_grad_lse ? grad_lse.rows.data : nullptr,
+    args.delta = delta.rows.data;
     args.grad_query = grad_query.rows, args.grad_key = grad_key.rows, args.grad_value = grad_value.rows;
     return args;
   }

@@ -1,109 +1,59 @@
 // The block kernels against a dense reference, over types, head dimensions, masks, layouts and memory layouts; and what
-// they promise bit for bit: carried splits, threads, finalize.
+// they promise bit for bit.
+//
+//   ringattn_cpu_tests [seed [quick]]
+//
+// quick leaves out the matrix of cases: for emulated CPUs and for sanitizers. Ends with 2 if the machine lacks what
+// RINGATTN_CPU asks for.
 #include <cinttypes>
+#include <cstring>
+#include <stdexcept>
 #include <type_traits>
 
 #include "block.h"
 #include "check.h"
 #include "corner_cases.h"
 #include "micro_test.h"
-#include "reference.h"
+#include "properties.h"
+#include "random_cases.h"
+
+// The tables that are built, as csrc/cpu/capability.cpp knows them.
+namespace ringattn::cpu {
+namespace generic {
+extern const MicroTable table;
+}
+#if defined(RINGATTN_CPU_WITH_AVX2)
+namespace avx2 {
+extern const MicroTable table;
+}
+#endif
+#if defined(RINGATTN_CPU_WITH_AVX512)
+namespace avx512 {
+extern const MicroTable table;
+}
+#endif
+#if defined(RINGATTN_CPU_WITH_AVX512_BF16)
+namespace avx512_bf16 {
+extern const MicroTable table;
+}
+#endif
+}  // namespace ringattn::cpu
 
 namespace ringattn::test {
 namespace {
 
-struct Tolerance {
-  double out, gradient;
-};
-
-Tolerance tolerance_of(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return {1e-13, 1e-13};
-    case DType::float32:
-      return {5e-6, 2e-6};  // with all tokens equal the errors of a sum add up
-    case DType::bfloat16:
-      return {4e-3, 4e-3};
-    default:
-      return {5e-4, 5e-4};
-  }
-}
-
-void check_against_reference(const Shape& shape, std::uint64_t seed) {
-  Block block(shape, seed);
-  block.forward(threads(2));
-  block.backward(threads(3));
-  const Reference expected = dense_attention(block.query, block.key, block.value, &block.grad_out, &block.grad_lse,
-                                             shape.query_segments, shape.key_segments, shape.mask, shape.scale);
-  const Tolerance tolerance = tolerance_of(shape.dtype);
-  CHECK(relative_error(block.out, expected.out) < tolerance.out);
-  CHECK(relative_error(block.lse, expected.lse, &expected.lse_terms) < tolerance_of(block.A).out);
-  CHECK(relative_error(block.grad_query, expected.grad_query, &expected.grad_query_terms) < tolerance.gradient);
-  CHECK(relative_error(block.grad_key, expected.grad_key, &expected.grad_key_terms) < tolerance.gradient);
-  CHECK(relative_error(block.grad_value, expected.grad_value, &expected.grad_value_terms) < tolerance.gradient);
-
-  Block again(shape, seed);
-  again.forward();
-  again.backward();
-  CHECK(same_bits(block.out, again.out) && same_bits(block.lse, again.lse) && same_bits(block.o, again.o));
-  CHECK(same_bits(block.grad_query, again.grad_query) && same_bits(block.grad_key, again.grad_key) &&
-        same_bits(block.grad_value, again.grad_value));
-
-  // The state that was stored finalizes to what the call wrote.
-  Block finalized(shape, seed);
-  BlockArgs args = finalized.args();
-  args.o = block.o.rows.data, args.m = block.m.rows.data, args.l = block.l.rows.data;
-  cpu::kernels().finalize(args, serial());
-  CHECK(same_bits(block.out, finalized.out) && same_bits(block.lse, finalized.lse));
-}
-
-Segments first_of(const Segments& segments, std::int32_t count) {
-  Segments result;
-  for (const Segment& segment : segments) {
-    const std::int32_t taken = std::min(segment.length, count);
-    if (taken > 0) result.items[result.count++] = segment.part(0, taken);
-    count -= taken;
-  }
-  return result;
-}
-
-Segments rest_of(const Segments& segments, std::int32_t count) {
-  Segments result;
-  for (const Segment& segment : segments) {
-    const std::int32_t dropped = std::min(segment.length, count);
-    if (dropped < segment.length) result.items[result.count++] = segment.part(dropped, segment.length - dropped);
-    count -= dropped;
-  }
-  return result;
-}
-
-// A pass cut into two calls on a tile boundary gives the bits of one.
-void check_split(const Shape& shape, std::uint64_t seed) {
-  Block whole(shape, seed);
-  whole.forward();
-  const std::int32_t tile = cpu::kernels().key_tile(shape.dtype, shape.D);
-  std::int32_t before = 0;
-  for (const Segment& segment : shape.key_segments) {
-    for (std::int32_t cut = before; cut <= before + segment.length; cut += tile) {
-      Block parts(shape, seed);
-      BlockArgs args = parts.args();
-      args.store_state = true;
-      args.key_segments = first_of(shape.key_segments, cut);
-      args.Skv = cut;
-      cpu::kernels().forward(args, serial());
-      args = parts.args();
-      args.load_state = args.store_state = args.finalize = true;
-      args.key_segments = rest_of(shape.key_segments, cut);
-      args.Skv -= cut;
-      const std::size_t skipped = static_cast<std::size_t>(cut * parts.key.rows.token_stride) * size_of(shape.dtype);
-      args.key.data = static_cast<std::byte*>(args.key.data) + skipped;
-      args.value.data = static_cast<std::byte*>(args.value.data) + skipped;
-      cpu::kernels().forward(args, serial());
-      CHECK(same_bits(parts.o, whole.o) && same_bits(parts.m, whole.m) && same_bits(parts.l, whole.l));
-      CHECK(same_bits(parts.out, whole.out) && same_bits(parts.lse, whole.lse));
-    }
-    before += segment.length;
-  }
+const char* instruction_set() {
+  const cpu::MicroTable* chosen = &cpu::micro_table();
+#if defined(RINGATTN_CPU_WITH_AVX512_BF16)
+  if (chosen == &cpu::avx512_bf16::table) return "avx512_bf16";
+#endif
+#if defined(RINGATTN_CPU_WITH_AVX512)
+  if (chosen == &cpu::avx512::table) return "avx512";
+#endif
+#if defined(RINGATTN_CPU_WITH_AVX2)
+  if (chosen == &cpu::avx2::table) return "avx2";
+#endif
+  return chosen == &cpu::generic::table ? "generic" : "unknown";
 }
 
 // Many heads at once give the bits of each head alone, although tasks then take several query tiles together.
@@ -225,13 +175,18 @@ void run_matrix(std::uint64_t seed) {
 }  // namespace
 }  // namespace ringattn::test
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   using namespace ringattn::test;
   const std::uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : std::random_device{}();
-  std::printf("seed %" PRIu64 "\n", seed);
+  const bool quick = argc > 2 && std::strcmp(argv[2], "quick") == 0;
+  std::printf("%s, seed %" PRIu64 "\n", instruction_set(), seed);
   run_micro_tests(seed);
   run_corner_cases(seed);
-  run_matrix(seed);
+  run_random_cases(seed);
+  if (!quick) run_matrix(seed);
   std::printf(failures ? "%d checks failed\n" : "all checks passed\n", failures);
   return failures ? 1 : 0;
+} catch (const std::invalid_argument& refusal) {
+  std::printf("%s\n", refusal.what());
+  return 2;
 }

@@ -69,13 +69,14 @@ enum class Memory {
   transposed,  // [B, S, H, D]
   gapped,      // rows longer than D, NaN in the gaps
   expanded,    // one token for all: strides of 0
+  shared,      // the same tokens in all batches and heads: strides of 0 there
 };
 
 struct Tensor {
   DType dtype = DType::float32;
   std::int64_t B = 0, H = 0, S = 0, D = 0;
   Rows rows;
-  std::vector<std::byte> bytes;
+  std::vector<std::byte> bytes;  // no more than needed: an access behind the last row is outside of the allocation
 
   Tensor(DType dtype, std::int64_t B, std::int64_t H, std::int64_t S, std::int64_t D, Memory memory)
       : dtype(dtype), B(B), H(H), S(S), D(D) {
@@ -87,6 +88,10 @@ struct Tensor {
       elements = elements == 0 ? 0 : (B - 1) * rows.batch_stride + (H - 1) * rows.head_stride + (S - 1) * (D + 3) + D;
     }
     if (memory == Memory::expanded) elements = D;
+    if (memory == Memory::shared) {
+      rows = {nullptr, 0, 0, D};
+      elements = S * D;
+    }
     bytes.resize(static_cast<std::size_t>(elements) * size_of(dtype));
     rows.data = bytes.data();
     for (std::int64_t i = 0; i < elements; ++i) write(i, std::numeric_limits<double>::quiet_NaN());
@@ -145,9 +150,26 @@ struct Tensor {
     for_each([&](auto b, auto h, auto s, auto d) { set(b, h, s, d, value); });
   }
 
+  // Sums of four uniform numbers: nearly normal, and drawn faster. The factor gives them all their binary digits.
   void fill_normal(std::mt19937_64& random, double deviation = 1.0) {
-    std::normal_distribution<double> normal(0.0, deviation);
-    for_each([&](auto b, auto h, auto s, auto d) { set(b, h, s, d, normal(random)); });
+    const double factor = std::sqrt(3.0) / 65536 * deviation;
+    for_each([&](auto b, auto h, auto s, auto d) {
+      const std::uint64_t bits = random();
+      const std::uint64_t sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+      set(b, h, s, d, (static_cast<double>(sum) - 131070.0) * factor);
+    });
+  }
+
+  // Whether what lies between the rows is still what it was at first.
+  bool gaps_are_nan() const {
+    const std::int64_t elements = static_cast<std::int64_t>(bytes.size() / size_of(dtype));
+    if (elements == B * H * S * D) return true;
+    std::vector<bool> in_row(static_cast<std::size_t>(elements));
+    for_each([&](auto b, auto h, auto s, auto d) { in_row[static_cast<std::size_t>(offset(b, h, s, d))] = true; });
+    for (std::int64_t i = 0; i < elements; ++i) {
+      if (!in_row[static_cast<std::size_t>(i)] && !std::isnan(read(i))) return false;
+    }
+    return true;
   }
 };
 
