@@ -45,16 +45,19 @@ inline void check_against_reference(const Shape& shape, std::uint64_t seed) {
   Tolerance tolerance = tolerance_of(shape.dtype);
   const bool all_equal =
       shape.key_memory == Memory::expanded || shape.memory == Memory::expanded || shape.grad_memory == Memory::expanded;
-  if (all_equal) tolerance.gradient *= 5;  // errors add up instead of cancelling
+  if (all_equal) tolerance.out *= 2, tolerance.gradient *= 5;  // errors add up instead of cancelling
   const double rounding = block.A == DType::float64 ? 0x1p-52 : 0x1p-23;
   tolerance.out += 4 * rounding * shape.largest_score * shape.scale;
   tolerance.gradient += 4 * rounding * shape.largest_score * shape.scale;
-  CHECK(relative_error(block.out, expected.out, &expected.out_terms) < tolerance.out);
-  CHECK(relative_error(block.lse, expected.lse, &expected.lse_terms) < tolerance_of(block.A).out);
-  CHECK(relative_error(block.grad_query, expected.grad_query, &expected.grad_query_terms) < tolerance.gradient);
-  CHECK(relative_error(block.grad_key, expected.grad_key, &expected.grad_key_terms) < tolerance.gradient);
-  CHECK(relative_error(block.grad_value, expected.grad_value, &expected.grad_value_terms) < tolerance.gradient);
-
+  const auto is_near = [&](const Tensor& actual, const std::vector<double>& numbers, const std::vector<double>& terms,
+                           double limit) {
+    return relative_error(actual, numbers, &terms, smallest_step(actual.dtype, shape.dtype)) < limit;
+  };
+  CHECK(is_near(block.out, expected.out, expected.out_terms, tolerance.out));
+  CHECK(is_near(block.lse, expected.lse, expected.lse_terms, tolerance_of(block.A).out));
+  CHECK(is_near(block.grad_query, expected.grad_query, expected.grad_query_terms, tolerance.gradient));
+  CHECK(is_near(block.grad_key, expected.grad_key, expected.grad_key_terms, tolerance.gradient));
+  CHECK(is_near(block.grad_value, expected.grad_value, expected.grad_value_terms, tolerance.gradient));
   CHECK(unseen_rows_are_empty(block));
   for (const Tensor* result : {&block.out, &block.grad_query, &block.grad_key, &block.grad_value}) {
     CHECK(result->gaps_are_nan());
