@@ -2,10 +2,15 @@
 // would be cleared by the system page by page in every call.
 #pragma once
 
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace ringattn::cpu {
 
@@ -26,7 +31,7 @@ class Scratch {
 
   // Room for `arrays` arrays of together `bytes` bytes.
   void reserve(std::int64_t bytes, int arrays) {
-    const std::size_t needed = static_cast<std::size_t>(bytes) + static_cast<std::size_t>(arrays) * kAlignment;
+    const std::size_t needed = static_cast<std::size_t>(bytes) + static_cast<std::size_t>(arrays) * (kAlignment + kGap);
     if (needed > size_) {
       buffer_.reset();
       size_ = 0;
@@ -34,17 +39,33 @@ class Scratch {
       size_ = needed;
     }
     used_ = 0;
+    forbid(buffer_.get(), size_);
   }
 
   template <typename A>
   A* take(std::int64_t count) {
     A* array = reinterpret_cast<A*>(buffer_.get() + used_);
-    used_ += (static_cast<std::size_t>(count) * sizeof(A) + kAlignment - 1) / kAlignment * kAlignment;
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(A);
+    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment + kGap;
+    assert(used_ <= size_);
+    allow(array, bytes);
     return array;
   }
 
  private:
   static constexpr std::size_t kAlignment = 64;
+
+  // AddressSanitizer sees what leaves an array: all that lies outside of those that were taken, which have gaps between
+  // them then, is forbidden.
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr std::size_t kGap = kAlignment;
+  static void forbid(const void* data, std::size_t size) { __asan_poison_memory_region(data, size); }
+  static void allow(const void* data, std::size_t size) { __asan_unpoison_memory_region(data, size); }
+#else
+  static constexpr std::size_t kGap = 0;
+  static void forbid(const void*, std::size_t) {}
+  static void allow(const void*, std::size_t) {}
+#endif
 
   struct Release {
     void operator()(std::byte* pointer) const { ::operator delete(pointer, std::align_val_t{kAlignment}); }
