@@ -2,6 +2,8 @@
 #
 #   make demo    train a small model on real text over 4 ranks     TEXT=file, DEMO_ARGS="--steps 2"
 #   make test    all tests                                         PYTEST_ARGS="-k ring -x"
+#   make test-paths   all tests that reach the CPU kernels, under every instruction set of this machine
+#   make test-asan    the C++ tests of the CPU kernels with sanitizers, under every instruction set
 #   make bench   attention on this CPU, checked and timed          BENCH_ARGS="--quick", PEERS=1 for the peer too
 #   make bench-peers   the peer alone, from a virtual environment of its own
 #   make wheel-cuda   the wheel with CUDA kernels, installed into .venv-cuda; needs no GPU     RINGATTN_ARCHS="80;90"
@@ -26,7 +28,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.p
   $(shell find csrc third_party -not -path "*/__pycache__*")
 CPP_FILES = $(shell find $(wildcard csrc tests bench examples) \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \))
 
-.PHONY: help demo test bench bench-peers build lint format wheel wheel-cuda check-headers clean
+.PHONY: help demo test test-paths test-asan bench bench-peers build lint format wheel wheel-cuda check-headers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -35,6 +37,18 @@ demo: build
 
 test: build $(STAMPS)/nvcc
 	$(PYTHON) -m pytest tests $(PYTEST_ARGS)
+
+# What is left out builds or runs no CPU kernel, or runs them under every instruction set on its own.
+OTHER_TESTS := cuda emulator gpu test_build_guard.py test_cpp.py test_cuda_toolkit.py test_cuda_wheel.py \
+  test_instruction_sets.py test_packaging.py
+test-paths: build
+	for name in $$($(PYTHON) tests/instruction_sets.py); do \
+	  echo "RINGATTN_CPU=$$name"; \
+	  RINGATTN_CPU=$$name $(PYTHON) -m pytest tests $(OTHER_TESTS:%=--ignore=tests/%) $(PYTEST_ARGS); \
+	done
+
+test-asan: build
+	$(PYTHON) -m pytest tests/test_cpp.py -k sanitizers $(PYTEST_ARGS)
 
 # What the README shows is in bench/results; a run with arguments of its own does not replace it.
 BENCH_RESULTS ?= $(if $(BENCH_ARGS),build,bench)/results
