@@ -74,7 +74,7 @@ def test_kernels(cpu_tests: Path, name: str) -> None:
 def test_kernels_with_sanitizers(name: str) -> None:
     """Nothing outside of tensors and arrays is read or written, and nothing is done that C++ does not define."""
     program = build(BUILD / "sanitize", "ringattn_cpu_tests", RINGATTN_SANITIZE="address,undefined")
-    run(program, seed(), "quick", timeout=300, environment=instruction_sets.environment(name))
+    run(program, seed(), 64, timeout=300, environment=instruction_sets.environment(name))
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_kernels_on_an_older_cpu(cpu_tests: Path, cpu: str, best: str, refused: 
     message = run(*emulated, timeout=60, environment=instruction_sets.environment(refused), status=2)
     assert f'RINGATTN_CPU is "{refused}": expected generic' in message
     environment = {name: value for name, value in os.environ.items() if name != "RINGATTN_CPU"}
-    output = run(*emulated, seed(), "quick", timeout=900, environment=environment)
+    output = run(*emulated, seed(), 7, timeout=900, environment=environment)
     assert output.startswith(f"{best}, seed ")
 
 
