@@ -112,6 +112,22 @@ inline void check_infinite_scores(DType dtype, std::uint64_t seed) {
   }
 }
 
+// A NaN among scores of -inf stays, although numbers follow.
+inline void check_nan_before_numbers(DType dtype, std::uint64_t seed) {
+  Shape shape{.dtype = dtype,
+              .D = 1,
+              .query_segments = {{{0, 1, 3}}, 1},
+              .key_segments = {{{0, 1, 200}}, 1},
+              .mask = {.key_count = 200}};
+  Block block(shape, seed);
+  block.query.fill(1.0);
+  for (std::int64_t s = 0; s < 64; ++s) block.key.set(0, 0, s, 0, s == 5 ? kNaN : -kInfinity);
+  block.forward();
+  for (std::int64_t s = 0; s < 3; ++s) {
+    CHECK(std::isnan(block.out.at(0, 0, s, 0)) && std::isnan(block.lse.at(0, 0, s, 0)));
+  }
+}
+
 // Masked scores would dominate, were they taken for 0; and large ones overflow, were they not shifted.
 inline void check_extreme_scores(DType dtype, std::uint64_t seed) {
   for (const double score : {-60.0, -2e4, 3e4}) {
@@ -241,6 +257,7 @@ inline void run_corner_cases(std::uint64_t seed) {
     check_containment(dtype, kNaN, seed);
     check_containment(dtype, kInfinity, seed);
     check_infinite_scores(dtype, seed);
+    check_nan_before_numbers(dtype, seed);
     check_extreme_scores(dtype, seed);
     check_tiny_numbers(dtype, seed);
     check_nothing_visible(dtype, seed);

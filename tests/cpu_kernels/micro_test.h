@@ -77,6 +77,26 @@ void check_exponentials(const cpu::Micro<A>& micro, double tolerance, std::mt199
   }
 }
 
+// A NaN stays, wherever it stands among the scores or in what was there before.
+template <typename A, typename Function>
+void check_column_max(const Function& column_max, std::mt19937_64& random) {
+  constexpr int rows = 6;
+  std::vector<A> scores(rows * cpu::kLanes), m(cpu::kLanes);
+  for (auto* numbers : {&scores, &m}) {
+    for (A& x : *numbers) {
+      const auto kind = random() % 16;
+      x = kind == 0 ? static_cast<A>(NAN) : kind < 4 ? static_cast<A>(-INFINITY) : static_cast<A>(random() % 100) - 50;
+    }
+  }
+  std::vector<A> expected = m;
+  for (int i = 0; i < rows * cpu::kLanes; ++i) {
+    A& largest = expected[i % cpu::kLanes];
+    if (std::isnan(scores[i]) || scores[i] > largest) largest = scores[i];
+  }
+  column_max(scores.data(), rows, m.data());
+  for (int lane = 0; lane < cpu::kLanes; ++lane) CHECK(equal_or_both_nan(m[lane], expected[lane]));
+}
+
 // Small whole numbers: every sum is exact.
 template <typename A>
 void check_products(const cpu::Micro<A>& micro, std::mt19937_64& random) {
@@ -115,6 +135,11 @@ inline void run_micro_tests(std::uint64_t seed) {
   check_narrow(table.conversions.narrow_float16, 10, random);
   check_exponentials(table.float32, 2e-7, random);
   check_exponentials(table.float64, 1e-15, random);
+  for (int i = 0; i < 100; ++i) {
+    check_column_max<float>(table.float32.column_max, random);
+    check_column_max<double>(table.float64.column_max, random);
+    if (table.pairs.column_max != nullptr) check_column_max<float>(table.pairs.column_max, random);
+  }
   check_products(table.float32, random);
   check_products(table.float64, random);
 }
