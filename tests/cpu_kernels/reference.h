@@ -108,9 +108,10 @@ inline Reference dense_attention(const Tensor& query, const Tensor& key, const T
 }
 
 // How far off numbers may be that are so small that their type has no more digits. Sums in A have many such steps;
-// those of products of bfloat16 pairs are 0 below 2^-126, which is how the instruction is defined.
+// those of products of bfloat16 pairs are 0 below 2^-126, which is how the instruction is defined, and
+// gradients multiply that by rows of the inputs.
 inline double smallest_step(DType stored, DType inputs) {
-  if (inputs == DType::bfloat16) return 0x1p-125;
+  if (inputs == DType::bfloat16) return stored == DType::bfloat16 ? 0x1p-125 : 0x1p-105;
   return stored == DType::float64 ? 100 * 0x1p-1074 : stored == DType::float16 ? 0x1p-24 : 100 * 0x1p-149;
 }
 
