@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/few_rows.h"
 #include "cpu/forward_tile.h"
 
 namespace ringattn::cpu {
@@ -146,6 +147,7 @@ void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const 
 
 template <typename T>
 void forward(const BlockArgs& args, const Launch& launch) {
+  if (has_few_rows(args)) return forward_few_rows<T>(args, launch);
   std::vector<std::int64_t> costs;
   std::vector<Tile> query_tiles = sorted_tiles(args, costs);
   if (!args.finalize && (args.load_state || !args.store_state)) {  // what sees nothing stays as it is

@@ -6,6 +6,7 @@
 #include "cpu/micro.h"
 
 #include "cpu/micro_convert.h"
+#include "cpu/micro_few_rows.h"
 #include "cpu/micro_pairs.h"
 #include "cpu/micro_product.h"
 #include "cpu/micro_softmax.h"
@@ -36,6 +37,8 @@ constexpr MicroTable table = {
     micro_of<double>(),
     micro_of<float>(),
     {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>, narrow_row<Float16Format>},
-    pairs()};
+    pairs(),
+    {attend<PlainRows<double>>, attend<PlainRows<float>>, attend<HalfRows<BFloat16Format>>,
+     attend<HalfRows<Float16Format>>, absorb<double>, absorb<float>}};
 
 }  // namespace ringattn::cpu::RINGATTN_CPU_CAPABILITY

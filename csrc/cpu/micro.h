@@ -136,11 +136,51 @@ struct Pairs {
 
 inline constexpr float kSmallestFactor = 1e-36f;
 
+inline constexpr std::int64_t kFewRowsKeys = 64;  // keys that few rows take at once, at most
+
+// What a tile of keys alone makes of few query rows:
+//   S[r][n] = sum_d query[r][d] * key[n][d]      m[r] = max_n S[r][n]
+//   P[r][n] = 2^(c * (S[r][n] - m[r]))           l[r] = sum_n P[r][n]
+//   o[r][d] = sum_n round(P[r][n]) * value[n][d]
+// Lanes lie along D and along the keys. What is computed of a row does not depend on how many rows there are.
+template <typename A>
+struct FewRows {
+  const void *key, *value;  // [keys][D], in the storage type; strides in elements
+  std::int64_t key_stride, value_stride;
+  std::int64_t keys;          // 1 to kFewRowsKeys
+  const A* query;             // [rows][D]
+  const std::uint16_t* pairs; // the same, as products of pairs take it; or null: they are not wanted
+  std::int64_t rows, D;       // D: a multiple of kRowPadding
+  A c;
+  Rounding rounding;
+  A* p;         // [rows][kFewRowsKeys], where scores and weights may be left
+  A *o, *m, *l; // [rows][D], [rows], [rows]
+};
+
+template <typename A>
+struct FewRowsState {
+  A *o, *m, *l;  // [rows][D], [rows], [rows]
+};
+
+struct FewRowsLoops {
+  void (*attend_float64)(const FewRows<double>& tile);
+  void (*attend_float32)(const FewRows<float>& tile);
+  void (*attend_bfloat16)(const FewRows<float>& tile);
+  void (*attend_float16)(const FewRows<float>& tile);
+
+  // The state absorbs what a tile alone makes of the rows.
+  void (*absorb_float64)(const FewRowsState<double>& state, const FewRowsState<double>& tile, std::int64_t rows,
+                         std::int64_t D, double c);
+  void (*absorb_float32)(const FewRowsState<float>& state, const FewRowsState<float>& tile, std::int64_t rows,
+                         std::int64_t D, float c);
+};
+
 struct MicroTable {
   Micro<double> float64;
   Micro<float> float32;
   Conversions conversions;
   Pairs pairs;
+  FewRowsLoops few_rows;
 };
 
 // The table of the instruction set in use.

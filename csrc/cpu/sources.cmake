@@ -24,6 +24,7 @@ endif()
 add_library(ringattn_cpu STATIC
   ${CMAKE_CURRENT_LIST_DIR}/backward.cpp
   ${CMAKE_CURRENT_LIST_DIR}/capability.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/few_rows.cpp
   ${CMAKE_CURRENT_LIST_DIR}/forward.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kernels.cpp
   ${CMAKE_CURRENT_LIST_DIR}/state.cpp)

@@ -1,0 +1,420 @@
+// The forward kernel of few queries: bound by the time it takes to read keys and values, once.
+//
+// The query heads of a key head are rows of one task, r = query * group + head, so that they share its reading. Per
+// tile of keys and row, with c = scale * log2(e):
+//   S[n] = sum_d q[d] * K[n][d]       m_t = max_n S[n]       P[n] = 2^(c * (S[n] - m_t))
+//   l_t  = sum_n P[n]                 o_t[d] = sum_n round(P[n]) * V[n][d]
+// over the keys of the tile that the row sees, and nothing else: a tile is split where rows see different keys of it.
+// Then the state absorbs the tile, in the order of tiles, with m' = max(m, m_t):
+//   l = l * 2^(c * (m - m')) + l_t * 2^(c * (m_t - m'))       o likewise       m = m'
+//
+// (m_t, l_t, o_t) depends on the tile alone, and this is all that the state ever takes from it. So chunks of tiles may
+// be worked on by several threads, whatever their number, and a pass cut into calls on tile boundaries gives the bits
+// of one call.
+#include "cpu/few_rows.h"
+
+#include <memory>
+#include <mutex>
+
+#include "cpu/scratch.h"
+#include "cpu/state.h"
+#include "cpu/tiles.h"
+
+namespace ringattn::cpu {
+namespace {
+
+static_assert(kTileKeys <= kFewRowsKeys);
+
+constexpr std::int64_t kMaxQueries = 16;     // of a head
+constexpr std::int64_t kMaxRows = 64;        // that a task takes together
+constexpr std::int64_t kManyTasks = 64;      // enough to keep threads evenly busy
+constexpr std::int64_t kMinChunkTiles = 8;   // worth a task
+constexpr std::int64_t kChunkBytes = 1 << 18;  // of (m_t, l_t, o_t) that may wait to be absorbed, per thread
+
+// The keys of a tile that a query sees.
+struct KeyRange {
+  std::int32_t begin = 0, end = 0;
+  bool operator==(const KeyRange&) const = default;
+};
+
+// A tile of which some query sees some key; `ranges` are those of the queries, or null: all see all.
+struct SeenTile {
+  Tile keys;
+  std::int64_t ranges = -1;
+};
+
+// What the queries of a call see, the same for all heads.
+class SeenTiles {
+ public:
+  explicit SeenTiles(const BlockArgs& args) : Sq_(args.Sq) {
+    for (const Segment& segment : args.query_segments) {
+      for (std::int32_t i = 0; i < segment.length; ++i) {
+        const std::int32_t position = segment.position(i);
+        queries_.push_back({args.mask.first_key(position), args.mask.last_key(position)});
+      }
+    }
+    for (const Tile& keys : make_tiles(args.key_segments, kTileKeys)) add(keys);
+  }
+
+  std::int64_t count() const { return static_cast<std::int64_t>(tiles_.size()); }
+  const Tile& keys(std::int64_t tile) const { return tiles_[static_cast<std::size_t>(tile)].keys; }
+
+  // Calls function(first_query, end_query, range) for queries that see the same keys of a tile.
+  template <typename Function>
+  void for_each_run(std::int64_t tile, const Function& function) const {
+    const SeenTile& seen = tiles_[static_cast<std::size_t>(tile)];
+    if (seen.ranges < 0) return function(0, Sq_, KeyRange{0, seen.keys.count()});
+    const KeyRange* ranges = ranges_.data() + seen.ranges;
+    for (std::int64_t first = 0, end = 0; first < Sq_; first = end) {
+      while (end < Sq_ && ranges[end] == ranges[first]) ++end;
+      if (ranges[first].begin < ranges[first].end) function(first, end, ranges[first]);
+    }
+  }
+
+ private:
+  struct Interval {
+    std::int64_t first, last;  // positions of keys
+  };
+
+  void add(const Tile& keys) {
+    const std::int64_t start = keys.segment.start, last = keys.segment.last(), stride = keys.segment.stride;
+    bool all = true, any = false;
+    for (const Interval& query : queries_) {
+      all &= query.first <= start && last <= query.last;
+      any |= query.first <= last && start <= query.last;
+    }
+    if (!any) return;
+    if (all) return tiles_.push_back({keys});
+    const auto clamp = [&](std::int64_t index) {
+      return static_cast<std::int32_t>(std::clamp<std::int64_t>(index, 0, keys.count()));
+    };
+    const std::size_t ranges = ranges_.size();
+    any = false;
+    for (const Interval& query : queries_) {
+      const std::int32_t begin = clamp(-detail::floor_divide(start - query.first, stride));
+      const std::int32_t end = clamp(detail::floor_divide(query.last - start, stride) + 1);
+      ranges_.push_back({begin, end});
+      any |= begin < end;
+    }
+    if (any) {
+      tiles_.push_back({keys, static_cast<std::int64_t>(ranges)});
+    } else {
+      ranges_.resize(ranges);
+    }
+  }
+
+  std::int64_t Sq_;
+  std::vector<Interval> queries_;
+  std::vector<SeenTile> tiles_;
+  std::vector<KeyRange> ranges_;
+};
+
+// (o, m, l) of some rows: a state, or what tiles make of the rows, one after another.
+template <typename A>
+class RowStates {
+ public:
+  RowStates() = default;
+  RowStates(std::int64_t count, std::int64_t rows, std::int64_t D)
+      : rows_(rows),
+        D_(D),
+        data_(static_cast<A*>(::operator new(static_cast<std::size_t>(count * elements()) * sizeof(A), kAlignment))) {}
+
+  bool is_there() const { return data_ != nullptr; }
+
+  FewRowsState<A> at(std::int64_t index, std::int64_t row) const {
+    A* o = data_.get() + index * elements();
+    A* m = o + rows_ * D_;
+    return {o + row * D_, m + row, m + rows_ + row};
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+
+  struct Release {
+    void operator()(A* pointer) const { ::operator delete(pointer, kAlignment); }
+  };
+
+  std::int64_t elements() const { return (rows_ * (D_ + 2) + kRowPadding - 1) / kRowPadding * kRowPadding; }
+
+  std::int64_t rows_ = 0, D_ = 0;
+  std::unique_ptr<A, Release> data_;
+};
+
+// What threads that have finished with RowStates leave to others.
+template <typename A>
+class Spare {
+ public:
+  template <typename Make>
+  RowStates<A> take(const Make& make) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!states_.empty()) {
+        RowStates<A> last = std::move(states_.back());
+        states_.pop_back();
+        return last;
+      }
+    }
+    return make();
+  }
+
+  void give(RowStates<A> states) {
+    const std::lock_guard lock(mutex_);
+    states_.push_back(std::move(states));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<RowStates<A>> states_;
+};
+
+// Rows [first, first + count) of a key head.
+struct RowGroup {
+  std::int64_t b, kv_head, first, count;
+};
+
+template <typename T>
+class Forward {
+  using A = Accumulator<T>;
+
+ public:
+  explicit Forward(const BlockArgs& args)
+      : args_(args),
+        seen_(args),
+        heads_per_group_(args.Hq / args.Hkv),
+        rows_(args.Sq * heads_per_group_),
+        D_(padded(args.D)),
+        groups_((rows_ + kMaxRows - 1) / kMaxRows),
+        chains_(static_cast<std::size_t>(args.B * args.Hkv * groups_)) {
+    const std::int64_t tiles = seen_.count(), chains = static_cast<std::int64_t>(chains_.size());
+    const std::int64_t tile_bytes = std::min(rows_, kMaxRows) * (D_ + 2) * static_cast<std::int64_t>(sizeof(A));
+    chunk_tiles_ = std::max(std::min(tiles * chains / kManyTasks, kChunkBytes / tile_bytes), kMinChunkTiles);
+    chunks_ = std::max<std::int64_t>((tiles + chunk_tiles_ - 1) / chunk_tiles_, 1);
+  }
+
+  // Neighbouring tasks are of different heads: then most find the state free, and absorb their tiles as they go.
+  void run(const Launch& launch) {
+    const std::int64_t chains = static_cast<std::int64_t>(chains_.size());
+    run_tasks(launch, chains * chunks_, [&](std::int64_t task) { run_chunk(task % chains, task / chains); });
+  }
+
+ private:
+  // A row group's state, which absorbs chunks in order. It belongs to the thread that has chunk `next`.
+  struct Chain {
+    std::mutex mutex;
+    std::int64_t next = 0;
+    RowStates<A> state;
+    std::vector<RowStates<A>> waiting;  // what later chunks make of the rows, as far as they are done
+  };
+
+  // What a thread works in.
+  struct Work {
+    A *query, *p, *key, *value;
+    FewRowsState<A> own;
+  };
+
+  RowGroup group_of(std::int64_t chain) const {
+    const std::int64_t head = chain / groups_, first = chain % groups_ * kMaxRows;
+    return {head / args_.Hkv, head % args_.Hkv, first, std::min(kMaxRows, rows_ - first)};
+  }
+
+  void run_chunk(std::int64_t index, std::int64_t chunk) {
+    Chain& chain = chains_[static_cast<std::size_t>(index)];
+    const RowGroup group = group_of(index);
+    const std::int64_t first = chunk * chunk_tiles_, end = std::min(first + chunk_tiles_, seen_.count());
+    const Work work = begin_work(group);
+    bool is_next;
+    {
+      const std::lock_guard lock(chain.mutex);
+      if (chain.waiting.empty()) chain.waiting.resize(static_cast<std::size_t>(chunks_));
+      is_next = chain.next == chunk;
+    }
+    if (is_next) {
+      if (chunk == 0) load_state(chain, group);
+      for (std::int64_t tile = first; tile < end; ++tile) {
+        attend(group, work, tile, work.own);
+        absorb(group, chain.state, tile, work.own);
+      }
+      finish_chunk(chain, group, chunk + 1);
+      return;
+    }
+    RowStates<A> made = spare_.take([&] { return RowStates<A>(chunk_tiles_, std::min(rows_, kMaxRows), D_); });
+    for (std::int64_t tile = first; tile < end; ++tile) attend(group, work, tile, made.at(tile - first, 0));
+    {
+      const std::lock_guard lock(chain.mutex);
+      chain.waiting[static_cast<std::size_t>(chunk)] = std::move(made);
+      if (chain.next != chunk) return;  // whoever has the state will find it
+    }
+    finish_chunk(chain, group, chunk);
+  }
+
+  // Absorbs the chunks that wait, from `next` on, on the thread that has the state; then another may have it.
+  void finish_chunk(Chain& chain, const RowGroup& group, std::int64_t next) {
+    for (;; ++next) {
+      RowStates<A> made;
+      {
+        const std::lock_guard lock(chain.mutex);
+        chain.next = next;
+        if (next == chunks_) break;
+        made = std::move(chain.waiting[static_cast<std::size_t>(next)]);
+        if (!made.is_there()) return;
+      }
+      if (next == 0) load_state(chain, group);
+      const std::int64_t first = next * chunk_tiles_, end = std::min(first + chunk_tiles_, seen_.count());
+      for (std::int64_t tile = first; tile < end; ++tile) absorb(group, chain.state, tile, made.at(tile - first, 0));
+      spare_.give(std::move(made));
+    }
+    store_state(chain, group);
+  }
+
+  Work begin_work(const RowGroup& group) const {
+    Scratch& scratch = Scratch::of_this_thread();
+    const std::int64_t count = group.count, copied = copies_rows() ? kTileKeys * D_ : 0;
+    scratch.reserve((2 * count * D_ + count * kFewRowsKeys + 2 * count + 2 * copied) *
+                        static_cast<std::int64_t>(sizeof(A)),
+                    7);
+    Work work;
+    work.query = scratch.take<A>(count * D_);
+    work.p = scratch.take<A>(count * kFewRowsKeys);
+    work.key = scratch.take<A>(copied);
+    work.value = scratch.take<A>(copied);
+    work.own = {scratch.take<A>(count * D_), scratch.take<A>(count), scratch.take<A>(count)};
+    for (std::int64_t r = 0; r < count; ++r) {
+      const auto [h, i] = head_and_query(group, r);
+      copy_rows<T>(rows_at<const T>(args_.query, group.b, h, i), 1, args_.D, work.query + r * D_);
+    }
+    return work;
+  }
+
+  struct HeadAndQuery {
+    std::int64_t head, query;
+  };
+
+  HeadAndQuery head_and_query(const RowGroup& group, std::int64_t r) const {
+    const std::int64_t row = group.first + r;
+    return {group.kv_head * heads_per_group_ + row % heads_per_group_, row / heads_per_group_};
+  }
+
+  // Rows whose length is not that of whole vectors get zeros at their end.
+  bool copies_rows() const { return args_.D != D_; }
+
+  // Calls function(first_row, count, range) for rows of the group that see the same keys of a tile.
+  template <typename Function>
+  void for_each_run(const RowGroup& group, std::int64_t tile, const Function& function) const {
+    seen_.for_each_run(tile, [&](std::int64_t first, std::int64_t end, const KeyRange& range) {
+      first = std::max<std::int64_t>(first * heads_per_group_ - group.first, 0);
+      end = std::min(end * heads_per_group_ - group.first, group.count);
+      if (first < end) function(first, end - first, range);
+    });
+  }
+
+  void attend(const RowGroup& group, const Work& work, std::int64_t tile, const FewRowsState<A>& made) const {
+    const FewRowsLoops& loops = micro_table().few_rows;
+    const Tile& keys = seen_.keys(tile);
+    const RowSpan<const T> key = rows_at<const T>(args_.key, group.b, group.kv_head, keys.row);
+    const RowSpan<const T> value = rows_at<const T>(args_.value, group.b, group.kv_head, keys.row);
+    if (copies_rows()) {
+      copy_rows<T>(key, keys.count(), args_.D, work.key);
+      copy_rows<T>(value, keys.count(), args_.D, work.value);
+    }
+    for_each_run(group, tile, [&](std::int64_t first, std::int64_t count, const KeyRange& range) {
+      FewRows<A> few = {.key = key.row(range.begin),
+                        .value = value.row(range.begin),
+                        .key_stride = key.stride,
+                        .value_stride = value.stride,
+                        .keys = range.end - range.begin,
+                        .query = work.query + first * D_,
+                        .pairs = nullptr,
+                        .rows = count,
+                        .D = D_,
+                        .c = static_cast<A>(args_.scale * kLog2E),
+                        .rounding = kRounding<T>,
+                        .p = work.p,
+                        .o = made.o + first * D_,
+                        .m = made.m + first,
+                        .l = made.l + first};
+      if (copies_rows()) {
+        few.key = work.key + range.begin * D_, few.value = work.value + range.begin * D_;
+        few.key_stride = few.value_stride = D_;
+      }
+      if constexpr (std::is_same_v<T, double>) {
+        loops.attend_float64(few);
+      } else if (std::is_same_v<T, BFloat16> && !copies_rows()) {
+        loops.attend_bfloat16(few);
+      } else if (std::is_same_v<T, Float16> && !copies_rows()) {
+        loops.attend_float16(few);
+      } else {
+        loops.attend_float32(few);
+      }
+    });
+  }
+
+  void absorb(const RowGroup& group, const RowStates<A>& state, std::int64_t tile, const FewRowsState<A>& made) const {
+    for_each_run(group, tile, [&](std::int64_t first, std::int64_t count, const KeyRange&) {
+      const A c = static_cast<A>(args_.scale * kLog2E);
+      const FewRowsState<A> added = {made.o + first * D_, made.m + first, made.l + first};
+      if constexpr (std::is_same_v<A, double>) {
+        micro_table().few_rows.absorb_float64(state.at(0, first), added, count, D_, c);
+      } else {
+        micro_table().few_rows.absorb_float32(state.at(0, first), added, count, D_, c);
+      }
+    });
+  }
+
+  void load_state(Chain& chain, const RowGroup& group) const {
+    chain.state = RowStates<A>(1, group.count, D_);
+    for (std::int64_t r = 0; r < group.count; ++r) {
+      const FewRowsState<A> to = chain.state.at(0, r);
+      std::fill_n(to.o, D_, A{0});
+      *to.m = kMinusInfinity<A>, *to.l = A{0};
+      if (!args_.load_state) continue;
+      const std::int64_t row = row_of(group, r);
+      std::copy_n(static_cast<const A*>(args_.o) + row * args_.D, args_.D, to.o);
+      *to.m = static_cast<const A*>(args_.m)[row], *to.l = static_cast<const A*>(args_.l)[row];
+    }
+  }
+
+  // Writes what the call asks for: the state, or the result, or both.
+  void store_state(const Chain& chain, const RowGroup& group) const {
+    for (std::int64_t r = 0; r < group.count; ++r) {
+      const FewRowsState<A> from = chain.state.at(0, r);
+      const std::int64_t row = row_of(group, r);
+      if (args_.store_state) {
+        std::copy_n(from.o, args_.D, static_cast<A*>(args_.o) + row * args_.D);
+        static_cast<A*>(args_.m)[row] = *from.m, static_cast<A*>(args_.l)[row] = *from.l;
+      }
+      if (!args_.finalize) continue;
+      const auto [h, i] = head_and_query(group, r);
+      finish_row<T>(from.o, *from.m, *from.l, args_.scale, args_.D, rows_at<T>(args_.out, group.b, h, i).data,
+                    static_cast<A*>(args_.lse) + row);
+    }
+  }
+
+  std::int64_t row_of(const RowGroup& group, std::int64_t r) const {
+    const auto [h, i] = head_and_query(group, r);
+    return state_row(args_, group.b, h) + i;
+  }
+
+  const BlockArgs& args_;
+  const SeenTiles seen_;
+  const std::int64_t heads_per_group_, rows_ /*of a key head*/, D_ /*padded*/, groups_ /*per key head*/;
+  std::int64_t chunk_tiles_, chunks_;
+  std::vector<Chain> chains_;
+  Spare<A> spare_;
+};
+
+}  // namespace
+
+bool has_few_rows(const BlockArgs& args) { return args.Sq <= kMaxQueries; }
+
+template <typename T>
+void forward_few_rows(const BlockArgs& args, const Launch& launch) {
+  if (args.B * args.Hq * args.Sq == 0) return;
+  Forward<T>(args).run(launch);
+}
+
+template void forward_few_rows<double>(const BlockArgs&, const Launch&);
+template void forward_few_rows<float>(const BlockArgs&, const Launch&);
+template void forward_few_rows<BFloat16>(const BlockArgs&, const Launch&);
+template void forward_few_rows<Float16>(const BlockArgs&, const Launch&);
+
+}  // namespace ringattn::cpu

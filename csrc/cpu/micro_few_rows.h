@@ -1,0 +1,269 @@
+// Few query rows against a tile of keys, straight from the storage type: lanes lie along D, so that keys and values are
+// read once, in the order they lie in memory, and no lane waits for a query that is not there. Included by micro.cpp
+// alone.
+//
+// A score starts as a vector of partial sums. As many of these as a vector has lanes are added up across their lanes
+// together: an addition folds two of them into one, until a single vector holds all the scores.
+#pragma once
+
+#include "cpu/micro.h"
+#include "cpu/micro_convert.h"
+#include "cpu/micro_softmax.h"
+#include "cpu/micro_vector.h"
+
+namespace ringattn::cpu {
+namespace {
+
+// How a row of keys or values is stored, and how a part of it becomes a vector of A.
+template <typename Number>
+struct PlainRows {
+  using A = Number;
+  using Element = Number;
+  static Vector<A> at(const Element* source) { return load<Vector<A>>(source); }
+};
+
+template <typename Format>
+struct HalfRows {
+  using A = float;
+  using Element = std::uint16_t;
+  static Vector<A> at(const Element* source) { return Format::widen(load<HalfBits>(source)); }
+};
+
+// Rows that a step takes together, and vectors of output columns: their product stays in registers.
+template <typename A>
+constexpr int kRowBlock = kCount<A> < 4 ? kCount<A> : 4;
+constexpr int kRowVectors = kVectorBytes == 64 ? 16 : 8;
+
+// Lane 2 i is a[i] + a[i + half], lane 2 i + 1 the same of b.
+template <typename V>
+inline V fold(V a, V b) {
+  constexpr int count = sizeof(V) / sizeof(a[0]);
+  if constexpr (count == 2) return shuffle<0, 2>(a, b) + shuffle<1, 3>(a, b);
+  if constexpr (count == 4) return shuffle<0, 4, 1, 5>(a, b) + shuffle<2, 6, 3, 7>(a, b);
+  if constexpr (count == 8) {
+    return shuffle<0, 8, 1, 9, 2, 10, 3, 11>(a, b) + shuffle<4, 12, 5, 13, 6, 14, 7, 15>(a, b);
+  }
+  if constexpr (count == 16) {
+    return shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b) +
+           shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b);
+  }
+}
+
+// Lane i is the sum of the lanes of vectors[i]. Overwrites them.
+template <int Count, typename V>
+inline V sums_across(V* vectors) {
+  if constexpr (Count == 1) {
+    return vectors[0];
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < Count / 2; ++i) vectors[i] = fold(vectors[i], vectors[i + Count / 2]);
+    return sums_across<Count / 2>(vectors);
+  }
+}
+
+// The scores of `Rows` rows from r on with the keys from n on, as many as make up a vector of scores. Beyond the last
+// key that key is taken again.
+template <typename Storage, int Rows>
+inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r, std::int64_t n) {
+  using A = typename Storage::A;
+  using V = Vector<A>;
+  constexpr int count = kCount<A>, keys = count / Rows, together = keys < 4 ? keys : 4;
+  const auto* key = static_cast<const typename Storage::Element*>(tile.key);
+  const A* query = tile.query + r * tile.D;
+  V sums[count];
+#pragma GCC unroll 16
+  for (int first = 0; first < keys; first += together) {
+    const typename Storage::Element* k[together];
+#pragma GCC unroll 4
+    for (int j = 0; j < together; ++j) {
+      const std::int64_t index = n + first + j;
+      k[j] = key + (index < tile.keys ? index : tile.keys - 1) * tile.key_stride;
+    }
+    V sum[Rows][together] = {};
+    for (std::int64_t d = 0; d < tile.D; d += count) {
+      V row[Rows];
+#pragma GCC unroll 4
+      for (int i = 0; i < Rows; ++i) row[i] = load<V>(query + i * tile.D + d);
+#pragma GCC unroll 4
+      for (int j = 0; j < together; ++j) {
+        const V x = Storage::at(k[j] + d);
+#pragma GCC unroll 4
+        for (int i = 0; i < Rows; ++i) sum[i][j] += row[i] * x;
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < together; ++j) sums[i * keys + first + j] = sum[i][j];
+    }
+  }
+  const V scores = sums_across<count>(sums);
+#pragma GCC unroll 4
+  for (int i = 0; i < Rows; ++i) {
+    __builtin_memcpy(tile.p + (r + i) * kFewRowsKeys + n, reinterpret_cast<const A*>(&scores) + i * keys,
+                     keys * sizeof(A));
+  }
+}
+
+// The scores of row r on for all keys; or, where whole blocks of rows come first, of all rows for a few keys.
+template <typename Storage>
+void score(const FewRows<typename Storage::A>& tile) {
+  using A = typename Storage::A;
+  constexpr int block = kRowBlock<A>, count = kCount<A>;
+  const std::int64_t blocks = tile.rows / block * block;
+  for (std::int64_t n = 0; n < tile.keys && blocks > 0; n += count / block) {
+    for (std::int64_t r = 0; r < blocks; r += block) score_block<Storage, block>(tile, r, n);
+  }
+  std::int64_t r = blocks;
+  if (block > 2 && tile.rows - r >= 2) {
+    for (std::int64_t n = 0; n < tile.keys; n += count / 2) score_block<Storage, 2>(tile, r, n);
+    r += 2;
+  }
+  if (r < tile.rows) {
+    for (std::int64_t n = 0; n < tile.keys; n += count) score_block<Storage, 1>(tile, r, n);
+  }
+}
+
+template <typename A, Rounding rounding>
+inline void soften_row(A* p, std::int64_t keys, A c, A* m, A* l) {
+  using V = Vector<A>;
+  constexpr int count = kCount<A>;
+  const A minus_infinity = static_cast<A>(-__builtin_inf());
+  for (std::int64_t n = keys; n % count != 0; ++n) p[n] = minus_infinity;  // weighs nothing, if there is any maximum
+  V most = load<V>(p);
+  for (std::int64_t n = count; n < keys; n += count) {
+    const V s = load<V>(p + n);
+    most = (s > most) | (s != s) ? s : most;
+  }
+  A largest = most[0];
+  for (int i = 1; i < count; ++i) largest = most[i] > largest || most[i] != most[i] ? most[i] : largest;
+  V total = V{};
+  const V reference = splat(largest);
+  for (std::int64_t n = 0; n < keys; n += count) {
+    V x = exp2_of((load<V>(p + n) - reference) * c);
+    total += x;
+    if constexpr (rounding == Rounding::bfloat16) x = BFloat16Format::round(x);
+    if constexpr (rounding == Rounding::float16) x = Float16Format::round(x);
+    store(p + n, x);
+  }
+  A sum = total[0];
+  for (int i = 1; i < count; ++i) sum += total[i];
+  *m = largest;
+  *l = sum;
+}
+
+template <typename A>
+void soften(const FewRows<A>& tile) {
+  for (std::int64_t r = 0; r < tile.rows; ++r) {
+    A* p = tile.p + r * kFewRowsKeys;
+    if constexpr (sizeof(A) == sizeof(float)) {
+      if (tile.rounding == Rounding::bfloat16) {
+        soften_row<A, Rounding::bfloat16>(p, tile.keys, tile.c, tile.m + r, tile.l + r);
+        continue;
+      }
+      if (tile.rounding == Rounding::float16) {
+        soften_row<A, Rounding::float16>(p, tile.keys, tile.c, tile.m + r, tile.l + r);
+        continue;
+      }
+    }
+    soften_row<A, Rounding::none>(p, tile.keys, tile.c, tile.m + r, tile.l + r);
+  }
+}
+
+template <typename Storage, int Rows, int Vectors>
+inline void value_block(const FewRows<typename Storage::A>& tile, std::int64_t r, std::int64_t d) {
+  using A = typename Storage::A;
+  using V = Vector<A>;
+  constexpr int count = kCount<A>;
+  const auto* value = static_cast<const typename Storage::Element*>(tile.value) + d;
+  const A* p = tile.p + r * kFewRowsKeys;
+  V sum[Rows][Vectors] = {};
+  for (std::int64_t n = 0; n < tile.keys; ++n, value += tile.value_stride) {
+    V x[Vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) x[v] = Storage::at(value + v * count);
+#pragma GCC unroll 4
+    for (int i = 0; i < Rows; ++i) {
+      const V weight = splat<A>(p[i * kFewRowsKeys + n]);
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors; ++v) sum[i][v] += weight * x[v];
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < Rows; ++i) {
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) store(tile.o + (r + i) * tile.D + d + v * count, sum[i][v]);
+  }
+}
+
+// All rows, for the columns from d on: as many whole steps of `Vectors` vectors as there are, then smaller ones.
+template <typename Storage, int Vectors>
+void add_values(const FewRows<typename Storage::A>& tile, std::int64_t d) {
+  using A = typename Storage::A;
+  constexpr int block = kRowVectors / Vectors < kRowBlock<A> ? kRowVectors / Vectors : kRowBlock<A>;
+  for (; d + Vectors * kCount<A> <= tile.D; d += Vectors * kCount<A>) {
+    std::int64_t r = 0;
+    for (; r + block <= tile.rows; r += block) value_block<Storage, block, Vectors>(tile, r, d);
+    if constexpr (block > 2) {
+      if (tile.rows - r >= 2) value_block<Storage, 2, Vectors>(tile, r, d), r += 2;
+    }
+    if constexpr (block > 1) {
+      if (r < tile.rows) value_block<Storage, 1, Vectors>(tile, r, d);
+    }
+  }
+  if constexpr (Vectors > 1) {
+    if (d < tile.D) add_values<Storage, Vectors / 2>(tile, d);
+  }
+}
+
+template <typename Storage>
+void attend(const FewRows<typename Storage::A>& tile) {
+  score<Storage>(tile);
+  soften(tile);
+  // Whole rows are read in order where their sums fit in registers; for more query rows, columns in parts are.
+  constexpr int narrow = kRowVectors / kRowBlock<typename Storage::A>;
+  if (tile.rows * 2 * narrow <= kRowVectors) {
+    add_values<Storage, 2 * narrow>(tile, 0);
+  } else {
+    add_values<Storage, narrow>(tile, 0);
+  }
+}
+
+// m' = max(m, tile.m), and l and o as they are relative to m' plus the tile's. Where the tile has scores of -inf alone,
+// the state stays as it was, unless it is empty: then it becomes the tile's, NaN and all.
+template <typename A>
+void absorb(const FewRowsState<A>& state, const FewRowsState<A>& tile, std::int64_t rows, std::int64_t D, A c) {
+  using V = Vector<A>;
+  constexpr int count = kCount<A>;
+  const V minus_infinity = splat(static_cast<A>(-__builtin_inf()));
+  for (std::int64_t first = 0; first < rows; first += count) {
+    const std::int64_t some = rows - first < count ? rows - first : count;
+    V before = V{}, own = V{};
+    for (std::int64_t i = 0; i < some; ++i) before[i] = state.m[first + i], own[i] = tile.m[first + i];
+    const V m = (own > before) | (own != own) ? own : before;
+    V keep = exp2_of((before - m) * c), take = exp2_of((own - m) * c);
+    const auto empty = before == minus_infinity, nothing = (own == minus_infinity) & (before != minus_infinity);
+    take = nothing ? V{} : empty ? splat(A{1}) : take;
+    keep = nothing ? splat(A{1}) : empty ? V{} : keep;
+    for (std::int64_t i = 0; i < some; ++i) {
+      const std::int64_t r = first + i;
+      if (nothing[i]) continue;
+      A* o = state.o + r * D;
+      const A* added = tile.o + r * D;
+      if (empty[i]) {
+        __builtin_memcpy(o, added, static_cast<__SIZE_TYPE__>(D) * sizeof(A));
+        state.l[r] = tile.l[r];
+      } else {
+        const V a = splat<A>(keep[i]), b = splat<A>(take[i]);
+        for (std::int64_t d = 0; d < D; d += count) {
+          store(o + d, load<V>(o + d) * a + load<V>(added + d) * b);
+        }
+        state.l[r] = state.l[r] * keep[i] + tile.l[r] * take[i];
+      }
+      state.m[r] = m[i];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::cpu
