@@ -25,10 +25,10 @@ namespace {
 
 static_assert(kTileKeys <= kFewRowsKeys);
 
-constexpr std::int64_t kMaxQueries = 16;     // of a head
-constexpr std::int64_t kMaxRows = 64;        // that a task takes together
-constexpr std::int64_t kManyTasks = 64;      // enough to keep threads evenly busy
-constexpr std::int64_t kMinChunkTiles = 8;   // worth a task
+constexpr std::int64_t kMaxQueries = 16;       // of a head
+constexpr std::int64_t kMaxRows = 64;          // that a task takes together
+constexpr std::int64_t kManyTasks = 64;        // enough to keep threads evenly busy
+constexpr std::int64_t kMinChunkTiles = 8;     // worth a task
 constexpr std::int64_t kChunkBytes = 1 << 18;  // of (m_t, l_t, o_t) that may wait to be absorbed, per thread
 
 // The keys of a tile that a query sees.
@@ -182,7 +182,7 @@ class Forward {
         seen_(args),
         heads_per_group_(args.Hq / args.Hkv),
         rows_(args.Sq * heads_per_group_),
-        D_(padded(args.D)),
+        D_((args.D + kFewRowsPadding - 1) / kFewRowsPadding * kFewRowsPadding),
         groups_((rows_ + kMaxRows - 1) / kMaxRows),
         chains_(static_cast<std::size_t>(args.B * args.Hkv * groups_)) {
     const std::int64_t tiles = seen_.count(), chains = static_cast<std::int64_t>(chains_.size());
@@ -269,20 +269,47 @@ class Forward {
   Work begin_work(const RowGroup& group) const {
     Scratch& scratch = Scratch::of_this_thread();
     const std::int64_t count = group.count, copied = copies_rows() ? kTileKeys * D_ : 0;
-    scratch.reserve((2 * count * D_ + count * kFewRowsKeys + 2 * count + 2 * copied) *
-                        static_cast<std::int64_t>(sizeof(A)),
-                    7);
+    const std::int64_t scores = count * std::max(kFewRowsKeys, D_);
+    scratch.reserve((2 * count * D_ + scores + 2 * count + 2 * copied) * static_cast<std::int64_t>(sizeof(A)), 7);
     Work work;
     work.query = scratch.take<A>(count * D_);
-    work.p = scratch.take<A>(count * kFewRowsKeys);
+    work.p = scratch.take<A>(scores);
     work.key = scratch.take<A>(copied);
     work.value = scratch.take<A>(copied);
     work.own = {scratch.take<A>(count * D_), scratch.take<A>(count), scratch.take<A>(count)};
     for (std::int64_t r = 0; r < count; ++r) {
       const auto [h, i] = head_and_query(group, r);
-      copy_rows<T>(rows_at<const T>(args_.query, group.b, h, i), 1, args_.D, work.query + r * D_);
+      widen(rows_at<const T>(args_.query, group.b, h, i), 1, work.query + r * D_);
+      if (!has_even_odd()) continue;
+      std::copy_n(work.query + r * D_, D_, work.p);
+      split_columns(work.p, work.query + r * D_);
     }
     return work;
+  }
+
+  // Rows in A, with zeros from args.D to D.
+  void widen(RowSpan<const T> source, std::int64_t count, A* target) const {
+    if constexpr (kIsAccumulator<T>) {
+      for (std::int64_t i = 0; i < count; ++i, target += D_) {
+        std::copy_n(source.row(i), args_.D, target);
+        std::fill(target + args_.D, target + D_, A{0});
+      }
+    } else {
+      const Conversions& conversions = micro_table().conversions;
+      const auto convert = std::is_same_v<T, BFloat16> ? conversions.widen_bfloat16 : conversions.widen_float16;
+      convert(reinterpret_cast<const std::uint16_t*>(source.data), source.stride, target, D_, count, args_.D, D_);
+    }
+  }
+
+  // The even columns of a row before the odd ones, and back.
+  bool has_even_odd() const { return std::is_same_v<T, BFloat16> && !copies_rows(); }
+
+  void split_columns(const A* source, A* target) const {
+    for (std::int64_t d = 0; d < D_; d += 2) target[d / 2] = source[d], target[(D_ + d) / 2] = source[d + 1];
+  }
+
+  void join_columns(const A* source, A* target) const {
+    for (std::int64_t d = 0; d < D_; d += 2) target[d] = source[d / 2], target[d + 1] = source[(D_ + d) / 2];
   }
 
   struct HeadAndQuery {
@@ -313,8 +340,8 @@ class Forward {
     const RowSpan<const T> key = rows_at<const T>(args_.key, group.b, group.kv_head, keys.row);
     const RowSpan<const T> value = rows_at<const T>(args_.value, group.b, group.kv_head, keys.row);
     if (copies_rows()) {
-      copy_rows<T>(key, keys.count(), args_.D, work.key);
-      copy_rows<T>(value, keys.count(), args_.D, work.value);
+      widen(key, keys.count(), work.key);
+      widen(value, keys.count(), work.value);
     }
     for_each_run(group, tile, [&](std::int64_t first, std::int64_t count, const KeyRange& range) {
       FewRows<A> few = {.key = key.row(range.begin),
@@ -368,15 +395,25 @@ class Forward {
       *to.m = kMinusInfinity<A>, *to.l = A{0};
       if (!args_.load_state) continue;
       const std::int64_t row = row_of(group, r);
-      std::copy_n(static_cast<const A*>(args_.o) + row * args_.D, args_.D, to.o);
+      const A* o = static_cast<const A*>(args_.o) + row * args_.D;
+      if (has_even_odd()) {
+        split_columns(o, to.o);
+      } else {
+        std::copy_n(o, args_.D, to.o);
+      }
       *to.m = static_cast<const A*>(args_.m)[row], *to.l = static_cast<const A*>(args_.l)[row];
     }
   }
 
   // Writes what the call asks for: the state, or the result, or both.
   void store_state(const Chain& chain, const RowGroup& group) const {
+    const RowStates<A> joined(1, 1, D_);
     for (std::int64_t r = 0; r < group.count; ++r) {
-      const FewRowsState<A> from = chain.state.at(0, r);
+      FewRowsState<A> from = chain.state.at(0, r);
+      if (has_even_odd()) {
+        join_columns(from.o, joined.at(0, 0).o);
+        from.o = joined.at(0, 0).o;
+      }
       const std::int64_t row = row_of(group, r);
       if (args_.store_state) {
         std::copy_n(from.o, args_.D, static_cast<A*>(args_.o) + row * args_.D);

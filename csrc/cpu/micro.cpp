@@ -38,7 +38,7 @@ constexpr MicroTable table = {
     micro_of<float>(),
     {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>, narrow_row<Float16Format>},
     pairs(),
-    {attend<PlainRows<double>>, attend<PlainRows<float>>, attend<HalfRows<BFloat16Format>>,
-     attend<HalfRows<Float16Format>>, absorb<double>, absorb<float>}};
+    {attend<PlainRows<double>>, attend<PlainRows<float>>, attend<BFloat16Rows>, attend<Float16Rows>, absorb<double>,
+     absorb<float>}};
 
 }  // namespace ringattn::cpu::RINGATTN_CPU_CAPABILITY

@@ -136,25 +136,27 @@ struct Pairs {
 
 inline constexpr float kSmallestFactor = 1e-36f;
 
-inline constexpr std::int64_t kFewRowsKeys = 64;  // keys that few rows take at once, at most
+inline constexpr std::int64_t kFewRowsKeys = 64;     // keys that few rows take at once, at most
+inline constexpr std::int64_t kFewRowsPadding = 32;  // their D is a multiple of this
 
 // What a tile of keys alone makes of few query rows:
 //   S[r][n] = sum_d query[r][d] * key[n][d]      m[r] = max_n S[r][n]
 //   P[r][n] = 2^(c * (S[r][n] - m[r]))           l[r] = sum_n P[r][n]
 //   o[r][d] = sum_n round(P[r][n]) * value[n][d]
-// Lanes lie along D and along the keys. What is computed of a row does not depend on how many rows there are.
+// Lanes lie along D and along the keys. What is computed of a row does not depend on how many rows there are. Where the
+// storage type is bfloat16, query and o have their even columns before their odd ones.
 template <typename A>
 struct FewRows {
   const void *key, *value;  // [keys][D], in the storage type; strides in elements
   std::int64_t key_stride, value_stride;
-  std::int64_t keys;          // 1 to kFewRowsKeys
-  const A* query;             // [rows][D]
-  const std::uint16_t* pairs; // the same, as products of pairs take it; or null: they are not wanted
-  std::int64_t rows, D;       // D: a multiple of kRowPadding
+  std::int64_t keys;           // 1 to kFewRowsKeys
+  const A* query;              // [rows][D]
+  const std::uint16_t* pairs;  // the same, as products of pairs take it; or null: they are not wanted
+  std::int64_t rows, D;        // D: a multiple of kFewRowsPadding
   A c;
   Rounding rounding;
-  A* p;         // [rows][kFewRowsKeys], where scores and weights may be left
-  A *o, *m, *l; // [rows][D], [rows], [rows]
+  A* p;          // [rows][kFewRowsKeys], where scores and weights may be left
+  A *o, *m, *l;  // [rows][D], [rows], [rows]
 };
 
 template <typename A>

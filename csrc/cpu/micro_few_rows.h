@@ -14,20 +14,55 @@
 namespace ringattn::cpu {
 namespace {
 
-// How a row of keys or values is stored, and how a part of it becomes a vector of A.
+// How a row of keys or values is stored, and how two vectors of A come from it. For bfloat16 these are the even and the
+// odd of twice as many neighbours, a shift and a mask away: query and o then have their even columns before their odd
+// ones.
 template <typename Number>
 struct PlainRows {
   using A = Number;
   using Element = Number;
-  static Vector<A> at(const Element* source) { return load<Vector<A>>(source); }
+  static constexpr bool kEvenOdd = false;
+  static void load_two(const Element* source, Vector<A>& first, Vector<A>& second) {
+    first = load<Vector<A>>(source), second = load<Vector<A>>(source + kCount<A>);
+  }
 };
 
-template <typename Format>
-struct HalfRows {
+struct Float16Rows {
   using A = float;
   using Element = std::uint16_t;
-  static Vector<A> at(const Element* source) { return Format::widen(load<HalfBits>(source)); }
+  static constexpr bool kEvenOdd = false;
+  static void load_two(const Element* source, Vector<A>& first, Vector<A>& second) {
+    first = Float16Format::widen(load<HalfBits>(source));
+    second = Float16Format::widen(load<HalfBits>(source + kCount<A>));
+  }
 };
+
+struct BFloat16Rows {
+  using A = float;
+  using Element = std::uint16_t;
+  static constexpr bool kEvenOdd = true;
+  static void load_two(const Element* source, Vector<A>& first, Vector<A>& second) {
+    const FloatBits both = load<FloatBits>(source);
+    first = float_of(both << 16), second = float_of(both & 0xffff0000u);
+  }
+};
+
+// Where the two vectors stand that are made of the numbers from column d on, a multiple of 2 * kCount.
+template <typename Storage>
+inline std::int64_t first_of(std::int64_t d) {
+  return Storage::kEvenOdd ? d / 2 : d;
+}
+template <typename Storage>
+inline std::int64_t second_of(std::int64_t d, std::int64_t D) {
+  return Storage::kEvenOdd ? (D + d) / 2 : d + kCount<typename Storage::A>;
+}
+
+// Into the second cache: what is read next lies far enough behind what is read now, and memory is waited for no more.
+template <typename Element>
+inline void fetch(const Element* row, std::int64_t D) {
+  constexpr std::int64_t line = 64 / sizeof(Element);
+  for (std::int64_t d = 0; d < D; d += line) __builtin_prefetch(row + d, 0, 2);
+}
 
 // Rows that a step takes together, and vectors of output columns: their product stays in registers.
 template <typename A>
@@ -70,6 +105,12 @@ inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r
   constexpr int count = kCount<A>, keys = count / Rows, together = keys < 4 ? keys : 4;
   const auto* key = static_cast<const typename Storage::Element*>(tile.key);
   const A* query = tile.query + r * tile.D;
+  if (r == 0) {  // the values that follow
+    const std::int64_t end = n + keys < tile.keys ? n + keys : tile.keys;
+    for (std::int64_t i = n; i < end; ++i) {
+      fetch(static_cast<const typename Storage::Element*>(tile.value) + i * tile.value_stride, tile.D);
+    }
+  }
   V sums[count];
 #pragma GCC unroll 16
   for (int first = 0; first < keys; first += together) {
@@ -80,15 +121,21 @@ inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r
       k[j] = key + (index < tile.keys ? index : tile.keys - 1) * tile.key_stride;
     }
     V sum[Rows][together] = {};
-    for (std::int64_t d = 0; d < tile.D; d += count) {
-      V row[Rows];
+    for (std::int64_t d = 0; d < tile.D; d += 2 * count) {
+      V first_row[Rows], second_row[Rows];
 #pragma GCC unroll 4
-      for (int i = 0; i < Rows; ++i) row[i] = load<V>(query + i * tile.D + d);
+      for (int i = 0; i < Rows; ++i) {
+        first_row[i] = load<V>(query + i * tile.D + first_of<Storage>(d));
+        second_row[i] = load<V>(query + i * tile.D + second_of<Storage>(d, tile.D));
+      }
 #pragma GCC unroll 4
       for (int j = 0; j < together; ++j) {
-        const V x = Storage::at(k[j] + d);
+        V x, y;
+        Storage::load_two(k[j] + d, x, y);
 #pragma GCC unroll 4
-        for (int i = 0; i < Rows; ++i) sum[i][j] += row[i] * x;
+        for (int i = 0; i < Rows; ++i) sum[i][j] += first_row[i] * x;
+#pragma GCC unroll 4
+        for (int i = 0; i < Rows; ++i) sum[i][j] += second_row[i] * y;
       }
     }
 #pragma GCC unroll 4
@@ -177,11 +224,13 @@ inline void value_block(const FewRows<typename Storage::A>& tile, std::int64_t r
   constexpr int count = kCount<A>;
   const auto* value = static_cast<const typename Storage::Element*>(tile.value) + d;
   const A* p = tile.p + r * kFewRowsKeys;
+  const auto* next = static_cast<const typename Storage::Element*>(tile.key) + tile.keys * tile.key_stride;
   V sum[Rows][Vectors] = {};
   for (std::int64_t n = 0; n < tile.keys; ++n, value += tile.value_stride) {
+    if (r == 0 && d == 0) fetch(next + n * tile.key_stride, tile.D);  // the keys of the next tile
     V x[Vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) x[v] = Storage::at(value + v * count);
+    for (int v = 0; v < Vectors; v += 2) Storage::load_two(value + v * count, x[v], x[v + 1]);
 #pragma GCC unroll 4
     for (int i = 0; i < Rows; ++i) {
       const V weight = splat<A>(p[i * kFewRowsKeys + n]);
@@ -191,8 +240,12 @@ inline void value_block(const FewRows<typename Storage::A>& tile, std::int64_t r
   }
 #pragma GCC unroll 4
   for (int i = 0; i < Rows; ++i) {
+    A* o = tile.o + (r + i) * tile.D;
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) store(tile.o + (r + i) * tile.D + d + v * count, sum[i][v]);
+    for (int v = 0; v < Vectors; v += 2) {
+      store(o + first_of<Storage>(d + v * count), sum[i][v]);
+      store(o + second_of<Storage>(d + v * count, tile.D), sum[i][v + 1]);
+    }
   }
 }
 
@@ -211,7 +264,7 @@ void add_values(const FewRows<typename Storage::A>& tile, std::int64_t d) {
       if (r < tile.rows) value_block<Storage, 1, Vectors>(tile, r, d);
     }
   }
-  if constexpr (Vectors > 1) {
+  if constexpr (Vectors > 2) {
     if (d < tile.D) add_values<Storage, Vectors / 2>(tile, d);
   }
 }
