@@ -57,12 +57,32 @@ inline std::int64_t second_of(std::int64_t d, std::int64_t D) {
   return Storage::kEvenOdd ? (D + d) / 2 : d + kCount<typename Storage::A>;
 }
 
-// Into the second cache: what is read next lies far enough behind what is read now, and memory is waited for no more.
-template <typename Element>
-inline void fetch(const Element* row, std::int64_t D) {
-  constexpr std::int64_t line = 64 / sizeof(Element);
-  for (std::int64_t d = 0; d < D; d += line) __builtin_prefetch(row + d, 0, 2);
-}
+// Fetches rows of [keys][D] into the second cache, a few lines at a step of the loop that runs meanwhile, so that the
+// memory is as busy during arithmetic as between it.
+class Fetch {
+ public:
+  Fetch(const void* rows, std::int64_t stride, std::int64_t keys, std::int64_t D, int size, std::int64_t steps)
+      : row_(static_cast<const char*>(rows)),
+        stride_(stride * size),
+        lines_per_row_((D * size + kLine - 1) / kLine),
+        left_(keys * lines_per_row_),
+        per_step_(steps > 0 ? (left_ + steps - 1) / steps : left_) {}
+
+  void step() {
+    for (std::int64_t i = 0; i < per_step_ && left_ > 0; ++i, --left_) {
+      __builtin_prefetch(row_ + line_ * kLine, 0, 2);
+      if (++line_ < lines_per_row_) continue;
+      line_ = 0;
+      row_ += stride_;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+
+  const char* row_;
+  std::int64_t stride_, lines_per_row_, left_, per_step_, line_ = 0;
+};
 
 // Rows that a step takes together, and vectors of output columns: their product stays in registers.
 template <typename A>
@@ -99,18 +119,12 @@ inline V sums_across(V* vectors) {
 // The scores of `Rows` rows from r on with the keys from n on, as many as make up a vector of scores. Beyond the last
 // key that key is taken again.
 template <typename Storage, int Rows>
-inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r, std::int64_t n) {
+inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r, std::int64_t n, Fetch& fetch) {
   using A = typename Storage::A;
   using V = Vector<A>;
   constexpr int count = kCount<A>, keys = count / Rows, together = keys < 4 ? keys : 4;
   const auto* key = static_cast<const typename Storage::Element*>(tile.key);
   const A* query = tile.query + r * tile.D;
-  if (r == 0) {  // the values that follow
-    const std::int64_t end = n + keys < tile.keys ? n + keys : tile.keys;
-    for (std::int64_t i = n; i < end; ++i) {
-      fetch(static_cast<const typename Storage::Element*>(tile.value) + i * tile.value_stride, tile.D);
-    }
-  }
   V sums[count];
 #pragma GCC unroll 16
   for (int first = 0; first < keys; first += together) {
@@ -122,6 +136,7 @@ inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r
     }
     V sum[Rows][together] = {};
     for (std::int64_t d = 0; d < tile.D; d += 2 * count) {
+      fetch.step();
       V first_row[Rows], second_row[Rows];
 #pragma GCC unroll 4
       for (int i = 0; i < Rows; ++i) {
@@ -154,20 +169,20 @@ inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r
 
 // The scores of row r on for all keys; or, where whole blocks of rows come first, of all rows for a few keys.
 template <typename Storage>
-void score(const FewRows<typename Storage::A>& tile) {
+void score(const FewRows<typename Storage::A>& tile, Fetch& fetch) {
   using A = typename Storage::A;
   constexpr int block = kRowBlock<A>, count = kCount<A>;
   const std::int64_t blocks = tile.rows / block * block;
   for (std::int64_t n = 0; n < tile.keys && blocks > 0; n += count / block) {
-    for (std::int64_t r = 0; r < blocks; r += block) score_block<Storage, block>(tile, r, n);
+    for (std::int64_t r = 0; r < blocks; r += block) score_block<Storage, block>(tile, r, n, fetch);
   }
   std::int64_t r = blocks;
   if (block > 2 && tile.rows - r >= 2) {
-    for (std::int64_t n = 0; n < tile.keys; n += count / 2) score_block<Storage, 2>(tile, r, n);
+    for (std::int64_t n = 0; n < tile.keys; n += count / 2) score_block<Storage, 2>(tile, r, n, fetch);
     r += 2;
   }
   if (r < tile.rows) {
-    for (std::int64_t n = 0; n < tile.keys; n += count) score_block<Storage, 1>(tile, r, n);
+    for (std::int64_t n = 0; n < tile.keys; n += count) score_block<Storage, 1>(tile, r, n, fetch);
   }
 }
 
@@ -218,16 +233,15 @@ void soften(const FewRows<A>& tile) {
 }
 
 template <typename Storage, int Rows, int Vectors>
-inline void value_block(const FewRows<typename Storage::A>& tile, std::int64_t r, std::int64_t d) {
+inline void value_block(const FewRows<typename Storage::A>& tile, std::int64_t r, std::int64_t d, Fetch& fetch) {
   using A = typename Storage::A;
   using V = Vector<A>;
   constexpr int count = kCount<A>;
   const auto* value = static_cast<const typename Storage::Element*>(tile.value) + d;
   const A* p = tile.p + r * kFewRowsKeys;
-  const auto* next = static_cast<const typename Storage::Element*>(tile.key) + tile.keys * tile.key_stride;
   V sum[Rows][Vectors] = {};
   for (std::int64_t n = 0; n < tile.keys; ++n, value += tile.value_stride) {
-    if (r == 0 && d == 0) fetch(next + n * tile.key_stride, tile.D);  // the keys of the next tile
+    fetch.step();
     V x[Vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; v += 2) Storage::load_two(value + v * count, x[v], x[v + 1]);
@@ -251,34 +265,47 @@ inline void value_block(const FewRows<typename Storage::A>& tile, std::int64_t r
 
 // All rows, for the columns from d on: as many whole steps of `Vectors` vectors as there are, then smaller ones.
 template <typename Storage, int Vectors>
-void add_values(const FewRows<typename Storage::A>& tile, std::int64_t d) {
+void add_values(const FewRows<typename Storage::A>& tile, std::int64_t d, Fetch& fetch) {
   using A = typename Storage::A;
   constexpr int block = kRowVectors / Vectors < kRowBlock<A> ? kRowVectors / Vectors : kRowBlock<A>;
   for (; d + Vectors * kCount<A> <= tile.D; d += Vectors * kCount<A>) {
     std::int64_t r = 0;
-    for (; r + block <= tile.rows; r += block) value_block<Storage, block, Vectors>(tile, r, d);
+    for (; r + block <= tile.rows; r += block) value_block<Storage, block, Vectors>(tile, r, d, fetch);
     if constexpr (block > 2) {
-      if (tile.rows - r >= 2) value_block<Storage, 2, Vectors>(tile, r, d), r += 2;
+      if (tile.rows - r >= 2) value_block<Storage, 2, Vectors>(tile, r, d, fetch), r += 2;
     }
     if constexpr (block > 1) {
-      if (r < tile.rows) value_block<Storage, 1, Vectors>(tile, r, d);
+      if (r < tile.rows) value_block<Storage, 1, Vectors>(tile, r, d, fetch);
     }
   }
   if constexpr (Vectors > 2) {
-    if (d < tile.D) add_values<Storage, Vectors / 2>(tile, d);
+    if (d < tile.D) add_values<Storage, Vectors / 2>(tile, d, fetch);
   }
 }
 
 template <typename Storage>
 void attend(const FewRows<typename Storage::A>& tile) {
-  score<Storage>(tile);
+  using A = typename Storage::A;
+  constexpr int size = sizeof(typename Storage::Element), count = kCount<A>, block = kRowBlock<A>;
+  constexpr int narrow = kRowVectors / block;
+  // While keys are read their values are fetched, and while these are, the keys that usually follow.
+  const std::int64_t blocks = (tile.rows + block - 1) / block;
+  {
+    const std::int64_t keys = count / (tile.rows < block ? tile.rows < 2 ? 1 : 2 : block),
+                       together = keys < 4 ? keys : 4;
+    Fetch values(tile.value, tile.value_stride, tile.keys, tile.D, size,
+                 (tile.keys + together - 1) / together * blocks * (tile.D / (2 * count)));
+    score<Storage>(tile, values);
+  }
   soften(tile);
   // Whole rows are read in order where their sums fit in registers; for more query rows, columns in parts are.
-  constexpr int narrow = kRowVectors / kRowBlock<typename Storage::A>;
-  if (tile.rows * 2 * narrow <= kRowVectors) {
-    add_values<Storage, 2 * narrow>(tile, 0);
+  const bool wide = tile.rows * 2 * narrow <= kRowVectors;
+  Fetch keys(static_cast<const typename Storage::Element*>(tile.key) + tile.keys * tile.key_stride, tile.key_stride,
+             tile.keys, tile.D, size, tile.keys * blocks * (tile.D / (count * (wide ? 2 * narrow : narrow))));
+  if (wide) {
+    add_values<Storage, 2 * narrow>(tile, 0, keys);
   } else {
-    add_values<Storage, narrow>(tile, 0);
+    add_values<Storage, narrow>(tile, 0, keys);
   }
 }
 
