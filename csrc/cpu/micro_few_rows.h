@@ -89,30 +89,61 @@ template <typename A>
 constexpr int kRowBlock = kCount<A> < 4 ? kCount<A> : 4;
 constexpr int kRowVectors = kVectorBytes == 64 ? 16 : 8;
 
-// Lane 2 i is a[i] + a[i + half], lane 2 i + 1 the same of b.
-template <typename V>
-inline V fold(V a, V b) {
-  constexpr int count = sizeof(V) / sizeof(a[0]);
-  if constexpr (count == 2) return shuffle<0, 2>(a, b) + shuffle<1, 3>(a, b);
-  if constexpr (count == 4) return shuffle<0, 4, 1, 5>(a, b) + shuffle<2, 6, 3, 7>(a, b);
-  if constexpr (count == 8) {
-    return shuffle<0, 8, 1, 9, 2, 10, 3, 11>(a, b) + shuffle<4, 12, 5, 13, 6, 14, 7, 15>(a, b);
+struct Sum {
+  template <typename V>
+  V operator()(V a, V b) const {
+    return a + b;
   }
-  if constexpr (count == 16) {
-    return shuffle<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b) +
-           shuffle<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(a, b);
+};
+
+// NaN if one is NaN.
+struct Maximum {
+  template <typename V>
+  V operator()(V a, V b) const {
+    return (a > b) | (a != a) ? a : b;
   }
+};
+
+template <int... I>
+struct Lanes {};
+template <int Count, int... I>
+struct LanesOf : LanesOf<Count - 1, Count - 1, I...> {};
+template <int... I>
+struct LanesOf<0, I...> {
+  typedef Lanes<I...> All;
+};
+
+// Of the lanes i and i ^ Half, the result has that of a where i & Half is 0, and that of b elsewhere.
+template <typename Operation, int Half, typename V, int... I>
+inline V fold(V a, V b, Lanes<I...>) {
+  constexpr int count = sizeof...(I);
+  return Operation{}(shuffle<(I & Half ? I + count : I)...>(a, b),
+                     shuffle<(I & Half ? I - Half + count : I + Half)...>(a, b));
 }
 
-// Lane i is the sum of the lanes of vectors[i]. Overwrites them.
-template <int Count, typename V>
-inline V sums_across(V* vectors) {
+// Lane i is of all lanes of vectors[i]. Overwrites them.
+template <typename Operation, int Count, typename V>
+inline V fold_all(V* vectors) {
   if constexpr (Count == 1) {
     return vectors[0];
   } else {
+    constexpr typename LanesOf<sizeof(V) / sizeof(vectors[0][0])>::All lanes;
 #pragma GCC unroll 8
-    for (int i = 0; i < Count / 2; ++i) vectors[i] = fold(vectors[i], vectors[i + Count / 2]);
-    return sums_across<Count / 2>(vectors);
+    for (int i = 0; i < Count / 2; ++i) {
+      vectors[i] = fold<Operation, Count / 2>(vectors[i], vectors[i + Count / 2], lanes);
+    }
+    return fold_all<Operation, Count / 2>(vectors);
+  }
+}
+
+// All lanes of one vector together.
+template <typename Operation, typename V, int Half = sizeof(V) / sizeof(V{}[0]) / 2>
+inline auto across(V v) {
+  if constexpr (Half == 0) {
+    return v[0];
+  } else {
+    v = fold<Operation, Half>(v, v, typename LanesOf<sizeof(V) / sizeof(V{}[0])>::All{});
+    return across<Operation, V, Half / 2>(v);
   }
 }
 
@@ -159,7 +190,7 @@ inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r
       for (int j = 0; j < together; ++j) sums[i * keys + first + j] = sum[i][j];
     }
   }
-  const V scores = sums_across<count>(sums);
+  const V scores = fold_all<Sum, count>(sums);
 #pragma GCC unroll 4
   for (int i = 0; i < Rows; ++i) {
     __builtin_memcpy(tile.p + (r + i) * kFewRowsKeys + n, reinterpret_cast<const A*>(&scores) + i * keys,
@@ -193,12 +224,8 @@ inline void soften_row(A* p, std::int64_t keys, A c, A* m, A* l) {
   const A minus_infinity = static_cast<A>(-__builtin_inf());
   for (std::int64_t n = keys; n % count != 0; ++n) p[n] = minus_infinity;  // weighs nothing, if there is any maximum
   V most = load<V>(p);
-  for (std::int64_t n = count; n < keys; n += count) {
-    const V s = load<V>(p + n);
-    most = (s > most) | (s != s) ? s : most;
-  }
-  A largest = most[0];
-  for (int i = 1; i < count; ++i) largest = most[i] > largest || most[i] != most[i] ? most[i] : largest;
+  for (std::int64_t n = count; n < keys; n += count) most = Maximum{}(load<V>(p + n), most);
+  const A largest = across<Maximum>(most);
   V total = V{};
   const V reference = splat(largest);
   for (std::int64_t n = 0; n < keys; n += count) {
@@ -208,10 +235,8 @@ inline void soften_row(A* p, std::int64_t keys, A c, A* m, A* l) {
     if constexpr (rounding == Rounding::float16) x = Float16Format::round(x);
     store(p + n, x);
   }
-  A sum = total[0];
-  for (int i = 1; i < count; ++i) sum += total[i];
   *m = largest;
-  *l = sum;
+  *l = across<Sum>(total);
 }
 
 template <typename A>
