@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 
+#include "cpu/key_pairs.h"
 #include "cpu/scratch.h"
 #include "cpu/state.h"
 #include "cpu/tiles.h"
@@ -25,8 +26,9 @@ namespace {
 
 static_assert(kTileKeys <= kFewRowsKeys);
 
-constexpr std::int64_t kMaxQueries = 16;       // of a head
-constexpr std::int64_t kMaxRows = 64;          // that a task takes together
+constexpr std::int64_t kMaxQueries = 16;  // of a head
+constexpr std::int64_t kMaxRows = 64;     // that a task takes together
+constexpr std::int64_t kMinPairRows = 3;
 constexpr std::int64_t kManyTasks = 64;        // enough to keep threads evenly busy
 constexpr std::int64_t kMinChunkTiles = 8;     // worth a task
 constexpr std::int64_t kChunkBytes = 1 << 18;  // of (m_t, l_t, o_t) that may wait to be absorbed, per thread
@@ -209,6 +211,7 @@ class Forward {
   // What a thread works in.
   struct Work {
     A *query, *p, *key, *value;
+    std::uint16_t* pairs;  // or null
     FewRowsState<A> own;
   };
 
@@ -270,21 +273,40 @@ class Forward {
     Scratch& scratch = Scratch::of_this_thread();
     const std::int64_t count = group.count, copied = copies_rows() ? kTileKeys * D_ : 0;
     const std::int64_t scores = count * std::max(kFewRowsKeys, D_);
-    scratch.reserve((2 * count * D_ + scores + 2 * count + 2 * copied) * static_cast<std::int64_t>(sizeof(A)), 7);
+    scratch.reserve((3 * count * D_ + scores + 2 * count + 2 * copied) * static_cast<std::int64_t>(sizeof(A)), 7);
     Work work;
     work.query = scratch.take<A>(count * D_);
     work.p = scratch.take<A>(scores);
     work.key = scratch.take<A>(copied);
     work.value = scratch.take<A>(copied);
+    work.pairs = uses_pairs() ? scratch.take<std::uint16_t>(count * D_) : nullptr;
     work.own = {scratch.take<A>(count * D_), scratch.take<A>(count), scratch.take<A>(count)};
     for (std::int64_t r = 0; r < count; ++r) {
       const auto [h, i] = head_and_query(group, r);
-      widen(rows_at<const T>(args_.query, group.b, h, i), 1, work.query + r * D_);
+      const RowSpan<const T> query = rows_at<const T>(args_.query, group.b, h, i);
+      if (work.pairs != nullptr) work.pairs = copy_pairs(query.data, work.pairs, r);
+      widen(query, 1, work.query + r * D_);
       if (!has_even_odd()) continue;
       std::copy_n(work.query + r * D_, D_, work.p);
       split_columns(work.p, work.query + r * D_);
     }
     return work;
+  }
+
+  // Products of pairs are for several rows: with one or two, the memory is what takes time.
+  bool uses_pairs() const { return multiplies_pairs<T>() && !copies_rows() && rows_ >= kMinPairRows; }
+
+  // Row r of the queries to target; or null, if products of pairs, which take numbers below 2^-126 for 0, would be
+  // wrong: this one holds such, or numbers so large that they are seen in keys.
+  std::uint16_t* copy_pairs(const T* query, std::uint16_t* target, std::int64_t r) const {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      for (std::int64_t d = 0; d < D_; ++d) {
+        const float size = std::abs(to_float(query[d]));
+        if (!(size == 0 || (size >= 0x1p-126f && size * args_.scale < 0x1p64))) return nullptr;
+        target[r * D_ + d] = query[d].bits;
+      }
+    }
+    return target;
   }
 
   // Rows in A, with zeros from args.D to D.
@@ -350,7 +372,7 @@ class Forward {
                         .value_stride = value.stride,
                         .keys = range.end - range.begin,
                         .query = work.query + first * D_,
-                        .pairs = nullptr,
+                        .pairs = work.pairs == nullptr ? nullptr : work.pairs + first * D_,
                         .rows = count,
                         .D = D_,
                         .c = static_cast<A>(args_.scale * kLog2E),

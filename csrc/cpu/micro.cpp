@@ -7,6 +7,7 @@
 
 #include "cpu/micro_convert.h"
 #include "cpu/micro_few_rows.h"
+#include "cpu/micro_few_rows_pairs.h"
 #include "cpu/micro_pairs.h"
 #include "cpu/micro_product.h"
 #include "cpu/micro_softmax.h"
@@ -21,6 +22,16 @@ template <typename A>
 constexpr Micro<A> micro_of() {
   return {multiply<A>,      add_outer<A>,       column_max<A>, exponentials<A>, advance<A>,
           scale_columns<A>, score_gradients<A>, transpose<A>,  all_finite<A>};
+}
+
+constexpr FewRowsLoops few_rows() {
+#if defined(__AVX512BF16__)
+  constexpr auto attend_bfloat16 = attend_pairs;
+#else
+  constexpr auto attend_bfloat16 = attend<BFloat16Rows>;
+#endif
+  return {attend<PlainRows<double>>, attend<PlainRows<float>>, attend_bfloat16,
+          attend<Float16Rows>,       absorb<double>,           absorb<float>};
 }
 
 constexpr Pairs pairs() {
@@ -38,7 +49,6 @@ constexpr MicroTable table = {
     micro_of<float>(),
     {widen_rows<BFloat16Format>, widen_rows<Float16Format>, narrow_row<BFloat16Format>, narrow_row<Float16Format>},
     pairs(),
-    {attend<PlainRows<double>>, attend<PlainRows<float>>, attend<BFloat16Rows>, attend<Float16Rows>, absorb<double>,
-     absorb<float>}};
+    few_rows()};
 
 }  // namespace ringattn::cpu::RINGATTN_CPU_CAPABILITY

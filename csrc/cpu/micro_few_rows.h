@@ -14,9 +14,8 @@
 namespace ringattn::cpu {
 namespace {
 
-// How a row of keys or values is stored, and how two vectors of A come from it. For bfloat16 these are the even and the
-// odd of twice as many neighbours, a shift and a mask away: query and o then have their even columns before their odd
-// ones.
+// How a row of keys or values is stored, and how 2 * kCount numbers of it become two vectors of A. For bfloat16 these
+// are the even and the odd numbers, a shift and a mask away: query and o have their even columns before their odd ones.
 template <typename Number>
 struct PlainRows {
   using A = Number;
@@ -147,19 +146,56 @@ inline auto across(V v) {
   }
 }
 
+// What a score is made of: 2 * kCount numbers of a query row and of a key at a time.
+template <typename Rows>
+struct SumOfProducts {
+  using A = typename Rows::A;
+  using Element = typename Rows::Element;
+  struct Part {
+    Vector<A> first, second;
+  };
+  static Part query(const FewRows<A>& tile, std::int64_t r, std::int64_t d) {
+    const A* row = tile.query + r * tile.D;
+    return {load<Vector<A>>(row + first_of<Rows>(d)), load<Vector<A>>(row + second_of<Rows>(d, tile.D))};
+  }
+  static Part key(const Element* source) {
+    Part part;
+    Rows::load_two(source, part.first, part.second);
+    return part;
+  }
+  static void add(Vector<A>& sum, const Part& query, const Part& key) {
+    sum += query.first * key.first;
+    sum += query.second * key.second;
+  }
+};
+
+template <typename A>
+inline std::int64_t row_blocks(const FewRows<A>& tile) {
+  return (tile.rows + kRowBlock<A> - 1) / kRowBlock<A>;
+}
+
+template <typename Element, typename A>
+inline Fetch next_keys(const FewRows<A>& tile, int vectors) {
+  return {static_cast<const Element*>(tile.key) + tile.keys * tile.key_stride,
+          tile.key_stride,
+          tile.keys,
+          tile.D,
+          sizeof(Element),
+          tile.keys * row_blocks(tile) * (tile.D / (kCount<A> * vectors))};
+}
+
 // The scores of `Rows` rows from r on with the keys from n on, as many as make up a vector of scores. Beyond the last
 // key that key is taken again.
-template <typename Storage, int Rows>
-inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r, std::int64_t n, Fetch& fetch) {
-  using A = typename Storage::A;
+template <typename Products, int Rows>
+inline void score_block(const FewRows<typename Products::A>& tile, std::int64_t r, std::int64_t n, Fetch& fetch) {
+  using A = typename Products::A;
   using V = Vector<A>;
   constexpr int count = kCount<A>, keys = count / Rows, together = keys < 4 ? keys : 4;
-  const auto* key = static_cast<const typename Storage::Element*>(tile.key);
-  const A* query = tile.query + r * tile.D;
+  const auto* key = static_cast<const typename Products::Element*>(tile.key);
   V sums[count];
 #pragma GCC unroll 16
   for (int first = 0; first < keys; first += together) {
-    const typename Storage::Element* k[together];
+    const typename Products::Element* k[together];
 #pragma GCC unroll 4
     for (int j = 0; j < together; ++j) {
       const std::int64_t index = n + first + j;
@@ -168,20 +204,14 @@ inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r
     V sum[Rows][together] = {};
     for (std::int64_t d = 0; d < tile.D; d += 2 * count) {
       fetch.step();
-      V first_row[Rows], second_row[Rows];
+      typename Products::Part row[Rows];
 #pragma GCC unroll 4
-      for (int i = 0; i < Rows; ++i) {
-        first_row[i] = load<V>(query + i * tile.D + first_of<Storage>(d));
-        second_row[i] = load<V>(query + i * tile.D + second_of<Storage>(d, tile.D));
-      }
+      for (int i = 0; i < Rows; ++i) row[i] = Products::query(tile, r + i, d);
 #pragma GCC unroll 4
       for (int j = 0; j < together; ++j) {
-        V x, y;
-        Storage::load_two(k[j] + d, x, y);
+        const typename Products::Part x = Products::key(k[j] + d);
 #pragma GCC unroll 4
-        for (int i = 0; i < Rows; ++i) sum[i][j] += first_row[i] * x;
-#pragma GCC unroll 4
-        for (int i = 0; i < Rows; ++i) sum[i][j] += second_row[i] * y;
+        for (int i = 0; i < Rows; ++i) Products::add(sum[i][j], row[i], x);
       }
     }
 #pragma GCC unroll 4
@@ -199,21 +229,21 @@ inline void score_block(const FewRows<typename Storage::A>& tile, std::int64_t r
 }
 
 // The scores of row r on for all keys; or, where whole blocks of rows come first, of all rows for a few keys.
-template <typename Storage>
-void score(const FewRows<typename Storage::A>& tile, Fetch& fetch) {
-  using A = typename Storage::A;
+template <typename Products>
+void score(const FewRows<typename Products::A>& tile, Fetch& fetch) {
+  using A = typename Products::A;
   constexpr int block = kRowBlock<A>, count = kCount<A>;
   const std::int64_t blocks = tile.rows / block * block;
   for (std::int64_t n = 0; n < tile.keys && blocks > 0; n += count / block) {
-    for (std::int64_t r = 0; r < blocks; r += block) score_block<Storage, block>(tile, r, n, fetch);
+    for (std::int64_t r = 0; r < blocks; r += block) score_block<Products, block>(tile, r, n, fetch);
   }
   std::int64_t r = blocks;
   if (block > 2 && tile.rows - r >= 2) {
-    for (std::int64_t n = 0; n < tile.keys; n += count / 2) score_block<Storage, 2>(tile, r, n, fetch);
+    for (std::int64_t n = 0; n < tile.keys; n += count / 2) score_block<Products, 2>(tile, r, n, fetch);
     r += 2;
   }
   if (r < tile.rows) {
-    for (std::int64_t n = 0; n < tile.keys; n += count) score_block<Storage, 1>(tile, r, n, fetch);
+    for (std::int64_t n = 0; n < tile.keys; n += count) score_block<Products, 1>(tile, r, n, fetch);
   }
 }
 
@@ -308,30 +338,37 @@ void add_values(const FewRows<typename Storage::A>& tile, std::int64_t d, Fetch&
   }
 }
 
+// The keys' scores and their softmax; meanwhile the values are fetched.
+template <typename Products>
+void attend_keys(const FewRows<typename Products::A>& tile) {
+  using A = typename Products::A;
+  constexpr int count = kCount<A>, block = kRowBlock<A>;
+  const std::int64_t keys = count / (tile.rows < block ? tile.rows < 2 ? 1 : 2 : block), together = keys < 4 ? keys : 4;
+  Fetch fetch(tile.value, tile.value_stride, tile.keys, tile.D, sizeof(typename Products::Element),
+              (tile.keys + together - 1) / together * row_blocks(tile) * (tile.D / (2 * count)));
+  score<Products>(tile, fetch);
+  soften(tile);
+}
+
+// The values; meanwhile the keys that usually follow are fetched.
+template <typename Storage>
+void attend_values(const FewRows<typename Storage::A>& tile) {
+  using A = typename Storage::A;
+  constexpr int narrow = kRowVectors / kRowBlock<A>, wide = 2 * narrow;
+  // Whole rows are read in order where their sums fit in registers; for more query rows, columns in parts are.
+  const bool is_wide = tile.rows * wide <= kRowVectors;
+  Fetch fetch = next_keys<typename Storage::Element>(tile, is_wide ? wide : narrow);
+  if (is_wide) {
+    add_values<Storage, wide>(tile, 0, fetch);
+  } else {
+    add_values<Storage, narrow>(tile, 0, fetch);
+  }
+}
+
 template <typename Storage>
 void attend(const FewRows<typename Storage::A>& tile) {
-  using A = typename Storage::A;
-  constexpr int size = sizeof(typename Storage::Element), count = kCount<A>, block = kRowBlock<A>;
-  constexpr int narrow = kRowVectors / block;
-  // While keys are read their values are fetched, and while these are, the keys that usually follow.
-  const std::int64_t blocks = (tile.rows + block - 1) / block;
-  {
-    const std::int64_t keys = count / (tile.rows < block ? tile.rows < 2 ? 1 : 2 : block),
-                       together = keys < 4 ? keys : 4;
-    Fetch values(tile.value, tile.value_stride, tile.keys, tile.D, size,
-                 (tile.keys + together - 1) / together * blocks * (tile.D / (2 * count)));
-    score<Storage>(tile, values);
-  }
-  soften(tile);
-  // Whole rows are read in order where their sums fit in registers; for more query rows, columns in parts are.
-  const bool wide = tile.rows * 2 * narrow <= kRowVectors;
-  Fetch keys(static_cast<const typename Storage::Element*>(tile.key) + tile.keys * tile.key_stride, tile.key_stride,
-             tile.keys, tile.D, size, tile.keys * blocks * (tile.D / (count * (wide ? 2 * narrow : narrow))));
-  if (wide) {
-    add_values<Storage, 2 * narrow>(tile, 0, keys);
-  } else {
-    add_values<Storage, narrow>(tile, 0, keys);
-  }
+  attend_keys<SumOfProducts<Storage>>(tile);
+  attend_values<Storage>(tile);
 }
 
 // m' = max(m, tile.m), and l and o as they are relative to m' plus the tile's. Where the tile has scores of -inf alone,
