@@ -43,6 +43,27 @@ inline Launch threads(int count) {
           nullptr};
 }
 
+// The first `count` tokens, and those behind them.
+inline Segments first_of(const Segments& segments, std::int32_t count) {
+  Segments result;
+  for (const Segment& segment : segments) {
+    const std::int32_t taken = std::min(segment.length, count);
+    if (taken > 0) result.items[result.count++] = segment.part(0, taken);
+    count -= taken;
+  }
+  return result;
+}
+
+inline Segments rest_of(const Segments& segments, std::int32_t count) {
+  Segments result;
+  for (const Segment& segment : segments) {
+    const std::int32_t dropped = std::min(segment.length, count);
+    if (dropped < segment.length) result.items[result.count++] = segment.part(dropped, segment.length - dropped);
+    count -= dropped;
+  }
+  return result;
+}
+
 // Inputs, state, results and gradients of a shape; outputs start as NaN, gradients as 0.
 struct Block {
   Shape shape;

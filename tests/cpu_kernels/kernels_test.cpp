@@ -13,6 +13,7 @@
 #include "block.h"
 #include "check.h"
 #include "corner_cases.h"
+#include "few_rows_test.h"
 #include "micro_test.h"
 #include "properties.h"
 #include "random_cases.h"
@@ -195,6 +196,7 @@ int main(int argc, char** argv) try {
   run_micro_tests(seed);
   run_corner_cases(seed);
   run_random_cases(seed, cases);
+  run_few_rows_tests(seed);
   if (argc <= 2) run_matrix(seed);
   std::printf(failures ? "%d checks failed\n" : "all checks passed\n", failures);
   return failures ? 1 : 0;
