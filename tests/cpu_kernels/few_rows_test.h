@@ -85,10 +85,11 @@ inline void check_few_rows(const Shape& shape, std::uint64_t seed, std::mt19937_
   block.forward();
   const Reference expected = dense_attention(block.query, block.key, block.value, nullptr, nullptr,
                                              shape.query_segments, shape.key_segments, shape.mask, shape.scale);
+  // With D = 1 and one row, what out is rounded to is all there is.
   const double tolerance = shape.dtype == DType::float64   ? 1e-13
                            : shape.dtype == DType::float32 ? 5e-6
-                           : shape.dtype == DType::float16 ? 5e-4
-                                                           : 4e-3;
+                           : shape.dtype == DType::float16 ? 1e-3
+                                                           : 8e-3;
   CHECK(relative_error(block.out, expected.out) < tolerance);
   CHECK(relative_error(block.lse, expected.lse, &expected.lse_terms) < (shape.dtype == DType::float64 ? 1e-13 : 5e-6));
 
