@@ -13,11 +13,12 @@
 // of one call.
 #include "cpu/few_rows.h"
 
-#include <memory>
 #include <mutex>
 
 #include "cpu/key_pairs.h"
+#include "cpu/row_states.h"
 #include "cpu/scratch.h"
+#include "cpu/seen_tiles.h"
 #include "cpu/state.h"
 #include "cpu/tiles.h"
 
@@ -26,154 +27,20 @@ namespace {
 
 static_assert(kTileKeys <= kFewRowsKeys);
 
-constexpr std::int64_t kMaxQueries = 16;  // of a head
-constexpr std::int64_t kMaxRows = 64;     // that a task takes together
-constexpr std::int64_t kMinPairRows = 3;
+constexpr std::int64_t kMaxQueries = 32;       // of a head; from here on, a lane per query is about as fast
+constexpr std::int64_t kMaxRows = 64;          // that a task takes together
+constexpr std::int64_t kMinPairRows = 3;       // fewer are done before the next keys have come from memory
 constexpr std::int64_t kManyTasks = 64;        // enough to keep threads evenly busy
 constexpr std::int64_t kMinChunkTiles = 8;     // worth a task
 constexpr std::int64_t kChunkBytes = 1 << 18;  // of (m_t, l_t, o_t) that may wait to be absorbed, per thread
-
-// The keys of a tile that a query sees.
-struct KeyRange {
-  std::int32_t begin = 0, end = 0;
-  bool operator==(const KeyRange&) const = default;
-};
-
-// A tile of which some query sees some key; `ranges` are those of the queries, or null: all see all.
-struct SeenTile {
-  Tile keys;
-  std::int64_t ranges = -1;
-};
-
-// What the queries of a call see, the same for all heads.
-class SeenTiles {
- public:
-  explicit SeenTiles(const BlockArgs& args) : Sq_(args.Sq) {
-    for (const Segment& segment : args.query_segments) {
-      for (std::int32_t i = 0; i < segment.length; ++i) {
-        const std::int32_t position = segment.position(i);
-        queries_.push_back({args.mask.first_key(position), args.mask.last_key(position)});
-      }
-    }
-    for (const Tile& keys : make_tiles(args.key_segments, kTileKeys)) add(keys);
-  }
-
-  std::int64_t count() const { return static_cast<std::int64_t>(tiles_.size()); }
-  const Tile& keys(std::int64_t tile) const { return tiles_[static_cast<std::size_t>(tile)].keys; }
-
-  // Calls function(first_query, end_query, range) for queries that see the same keys of a tile.
-  template <typename Function>
-  void for_each_run(std::int64_t tile, const Function& function) const {
-    const SeenTile& seen = tiles_[static_cast<std::size_t>(tile)];
-    if (seen.ranges < 0) return function(0, Sq_, KeyRange{0, seen.keys.count()});
-    const KeyRange* ranges = ranges_.data() + seen.ranges;
-    for (std::int64_t first = 0, end = 0; first < Sq_; first = end) {
-      while (end < Sq_ && ranges[end] == ranges[first]) ++end;
-      if (ranges[first].begin < ranges[first].end) function(first, end, ranges[first]);
-    }
-  }
-
- private:
-  struct Interval {
-    std::int64_t first, last;  // positions of keys
-  };
-
-  void add(const Tile& keys) {
-    const std::int64_t start = keys.segment.start, last = keys.segment.last(), stride = keys.segment.stride;
-    bool all = true, any = false;
-    for (const Interval& query : queries_) {
-      all &= query.first <= start && last <= query.last;
-      any |= query.first <= last && start <= query.last;
-    }
-    if (!any) return;
-    if (all) return tiles_.push_back({keys});
-    const auto clamp = [&](std::int64_t index) {
-      return static_cast<std::int32_t>(std::clamp<std::int64_t>(index, 0, keys.count()));
-    };
-    const std::size_t ranges = ranges_.size();
-    any = false;
-    for (const Interval& query : queries_) {
-      const std::int32_t begin = clamp(-detail::floor_divide(start - query.first, stride));
-      const std::int32_t end = clamp(detail::floor_divide(query.last - start, stride) + 1);
-      ranges_.push_back({begin, end});
-      any |= begin < end;
-    }
-    if (any) {
-      tiles_.push_back({keys, static_cast<std::int64_t>(ranges)});
-    } else {
-      ranges_.resize(ranges);
-    }
-  }
-
-  std::int64_t Sq_;
-  std::vector<Interval> queries_;
-  std::vector<SeenTile> tiles_;
-  std::vector<KeyRange> ranges_;
-};
-
-// (o, m, l) of some rows: a state, or what tiles make of the rows, one after another.
-template <typename A>
-class RowStates {
- public:
-  RowStates() = default;
-  RowStates(std::int64_t count, std::int64_t rows, std::int64_t D)
-      : rows_(rows),
-        D_(D),
-        data_(static_cast<A*>(::operator new(static_cast<std::size_t>(count * elements()) * sizeof(A), kAlignment))) {}
-
-  bool is_there() const { return data_ != nullptr; }
-
-  FewRowsState<A> at(std::int64_t index, std::int64_t row) const {
-    A* o = data_.get() + index * elements();
-    A* m = o + rows_ * D_;
-    return {o + row * D_, m + row, m + rows_ + row};
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-
-  struct Release {
-    void operator()(A* pointer) const { ::operator delete(pointer, kAlignment); }
-  };
-
-  std::int64_t elements() const { return (rows_ * (D_ + 2) + kRowPadding - 1) / kRowPadding * kRowPadding; }
-
-  std::int64_t rows_ = 0, D_ = 0;
-  std::unique_ptr<A, Release> data_;
-};
-
-// What threads that have finished with RowStates leave to others.
-template <typename A>
-class Spare {
- public:
-  template <typename Make>
-  RowStates<A> take(const Make& make) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!states_.empty()) {
-        RowStates<A> last = std::move(states_.back());
-        states_.pop_back();
-        return last;
-      }
-    }
-    return make();
-  }
-
-  void give(RowStates<A> states) {
-    const std::lock_guard lock(mutex_);
-    states_.push_back(std::move(states));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<RowStates<A>> states_;
-};
 
 // Rows [first, first + count) of a key head.
 struct RowGroup {
   std::int64_t b, kv_head, first, count;
 };
 
+// One call. Its tasks are chunks of tiles of a row group; chunks are absorbed in order by whichever thread has what
+// comes next, and no task ever waits for another.
 template <typename T>
 class Forward {
   using A = Accumulator<T>;

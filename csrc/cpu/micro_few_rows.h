@@ -8,143 +8,18 @@
 
 #include "cpu/micro.h"
 #include "cpu/micro_convert.h"
+#include "cpu/micro_fold.h"
 #include "cpu/micro_softmax.h"
+#include "cpu/micro_stored_rows.h"
 #include "cpu/micro_vector.h"
 
 namespace ringattn::cpu {
 namespace {
 
-// How a row of keys or values is stored, and how 2 * kCount numbers of it become two vectors of A. For bfloat16 these
-// are the even and the odd numbers, a shift and a mask away: query and o have their even columns before their odd ones.
-template <typename Number>
-struct PlainRows {
-  using A = Number;
-  using Element = Number;
-  static constexpr bool kEvenOdd = false;
-  static void load_two(const Element* source, Vector<A>& first, Vector<A>& second) {
-    first = load<Vector<A>>(source), second = load<Vector<A>>(source + kCount<A>);
-  }
-};
-
-struct Float16Rows {
-  using A = float;
-  using Element = std::uint16_t;
-  static constexpr bool kEvenOdd = false;
-  static void load_two(const Element* source, Vector<A>& first, Vector<A>& second) {
-    first = Float16Format::widen(load<HalfBits>(source));
-    second = Float16Format::widen(load<HalfBits>(source + kCount<A>));
-  }
-};
-
-struct BFloat16Rows {
-  using A = float;
-  using Element = std::uint16_t;
-  static constexpr bool kEvenOdd = true;
-  static void load_two(const Element* source, Vector<A>& first, Vector<A>& second) {
-    const FloatBits both = load<FloatBits>(source);
-    first = float_of(both << 16), second = float_of(both & 0xffff0000u);
-  }
-};
-
-// Where the two vectors stand that are made of the numbers from column d on, a multiple of 2 * kCount.
-template <typename Storage>
-inline std::int64_t first_of(std::int64_t d) {
-  return Storage::kEvenOdd ? d / 2 : d;
-}
-template <typename Storage>
-inline std::int64_t second_of(std::int64_t d, std::int64_t D) {
-  return Storage::kEvenOdd ? (D + d) / 2 : d + kCount<typename Storage::A>;
-}
-
-// Fetches rows of [keys][D] into the second cache, a few lines at a step of the loop that runs meanwhile, so that the
-// memory is as busy during arithmetic as between it.
-class Fetch {
- public:
-  Fetch(const void* rows, std::int64_t stride, std::int64_t keys, std::int64_t D, int size, std::int64_t steps)
-      : row_(static_cast<const char*>(rows)),
-        stride_(stride * size),
-        lines_per_row_((D * size + kLine - 1) / kLine),
-        left_(keys * lines_per_row_),
-        per_step_(steps > 0 ? (left_ + steps - 1) / steps : left_) {}
-
-  void step() {
-    for (std::int64_t i = 0; i < per_step_ && left_ > 0; ++i, --left_) {
-      __builtin_prefetch(row_ + line_ * kLine, 0, 2);
-      if (++line_ < lines_per_row_) continue;
-      line_ = 0;
-      row_ += stride_;
-    }
-  }
-
- private:
-  static constexpr std::int64_t kLine = 64;
-
-  const char* row_;
-  std::int64_t stride_, lines_per_row_, left_, per_step_, line_ = 0;
-};
-
 // Rows that a step takes together, and vectors of output columns: their product stays in registers.
 template <typename A>
 constexpr int kRowBlock = kCount<A> < 4 ? kCount<A> : 4;
 constexpr int kRowVectors = kVectorBytes == 64 ? 16 : 8;
-
-struct Sum {
-  template <typename V>
-  V operator()(V a, V b) const {
-    return a + b;
-  }
-};
-
-// NaN if one is NaN.
-struct Maximum {
-  template <typename V>
-  V operator()(V a, V b) const {
-    return (a > b) | (a != a) ? a : b;
-  }
-};
-
-template <int... I>
-struct Lanes {};
-template <int Count, int... I>
-struct LanesOf : LanesOf<Count - 1, Count - 1, I...> {};
-template <int... I>
-struct LanesOf<0, I...> {
-  typedef Lanes<I...> All;
-};
-
-// Of the lanes i and i ^ Half, the result has that of a where i & Half is 0, and that of b elsewhere.
-template <typename Operation, int Half, typename V, int... I>
-inline V fold(V a, V b, Lanes<I...>) {
-  constexpr int count = sizeof...(I);
-  return Operation{}(shuffle<(I & Half ? I + count : I)...>(a, b),
-                     shuffle<(I & Half ? I - Half + count : I + Half)...>(a, b));
-}
-
-// Lane i is of all lanes of vectors[i]. Overwrites them.
-template <typename Operation, int Count, typename V>
-inline V fold_all(V* vectors) {
-  if constexpr (Count == 1) {
-    return vectors[0];
-  } else {
-    constexpr typename LanesOf<sizeof(V) / sizeof(vectors[0][0])>::All lanes;
-#pragma GCC unroll 8
-    for (int i = 0; i < Count / 2; ++i) {
-      vectors[i] = fold<Operation, Count / 2>(vectors[i], vectors[i + Count / 2], lanes);
-    }
-    return fold_all<Operation, Count / 2>(vectors);
-  }
-}
-
-// All lanes of one vector together.
-template <typename Operation, typename V, int Half = sizeof(V) / sizeof(V{}[0]) / 2>
-inline auto across(V v) {
-  if constexpr (Half == 0) {
-    return v[0];
-  } else {
-    v = fold<Operation, Half>(v, v, typename LanesOf<sizeof(V) / sizeof(V{}[0])>::All{});
-    return across<Operation, V, Half / 2>(v);
-  }
-}
 
 // What a score is made of: 2 * kCount numbers of a query row and of a key at a time.
 template <typename Rows>
@@ -228,7 +103,7 @@ inline void score_block(const FewRows<typename Products::A>& tile, std::int64_t 
   }
 }
 
-// The scores of row r on for all keys; or, where whole blocks of rows come first, of all rows for a few keys.
+// All scores. Whole blocks of rows share the reading of a few keys; then come the one to three rows left over.
 template <typename Products>
 void score(const FewRows<typename Products::A>& tile, Fetch& fetch) {
   using A = typename Products::A;
