@@ -79,26 +79,6 @@ inline void check_against_reference(const Shape& shape, std::uint64_t seed) {
   CHECK(same_bits(block.out, finalized.out) && same_bits(block.lse, finalized.lse));
 }
 
-inline Segments first_of(const Segments& segments, std::int32_t count) {
-  Segments result;
-  for (const Segment& segment : segments) {
-    const std::int32_t taken = std::min(segment.length, count);
-    if (taken > 0) result.items[result.count++] = segment.part(0, taken);
-    count -= taken;
-  }
-  return result;
-}
-
-inline Segments rest_of(const Segments& segments, std::int32_t count) {
-  Segments result;
-  for (const Segment& segment : segments) {
-    const std::int32_t dropped = std::min(segment.length, count);
-    if (dropped < segment.length) result.items[result.count++] = segment.part(dropped, segment.length - dropped);
-    count -= dropped;
-  }
-  return result;
-}
-
 // A pass cut into two calls on a tile boundary gives the bits of one.
 inline void check_split(const Shape& shape, std::uint64_t seed) {
   Block whole(shape, seed);
