@@ -52,22 +52,26 @@ inline Reference dense_attention(const Tensor& query, const Tensor& key, const T
     const std::int64_t i = row % Sq, kv = row / Sq / (Hq / Hkv);
     const std::int32_t first = mask.first_key(query_positions[i]), last = mask.last_key(query_positions[i]);
     const double* q = queries.data() + row * D;
-    double largest = -std::numeric_limits<double>::infinity();
+    double largest = -std::numeric_limits<double>::infinity(), largest_terms = 0.0;
     seen.clear();
     for (std::int64_t j = 0; j < Skv; ++j) {
       if (key_positions[j] < first || key_positions[j] > last) continue;
       seen.push_back(j);
       const double* k = keys.data() + (kv * Skv + j) * D;
+      double terms = 0.0;
       p[j] = 0.0;
-      for (std::int64_t d = 0; d < D; ++d) p[j] += q[d] * k[d];
+      for (std::int64_t d = 0; d < D; ++d) {
+        p[j] += q[d] * k[d];
+        terms += std::abs(q[d] * k[d]);
+      }
       p[j] *= scale;
-      if (p[j] > largest || std::isnan(p[j])) largest = p[j];
+      if (p[j] > largest || std::isnan(p[j])) largest = p[j], largest_terms = terms * scale;
     }
     if (seen.empty()) continue;
     double sum = 0.0;
     for (const std::int64_t j : seen) sum += p[j] = std::exp(p[j] - largest);
     r.lse[row] = largest + std::log(sum);
-    r.lse_terms[row] = std::abs(largest) + 1.0;
+    r.lse_terms[row] = largest_terms + 1.0;
     double *out = r.out.data() + row * D, *out_terms = r.out_terms.data() + row * D;
     for (const std::int64_t j : seen) {
       const double* v = values.data() + (kv * Skv + j) * D;
