@@ -38,8 +38,8 @@ demo: build
 test: build $(STAMPS)/nvcc
 	$(PYTHON) -m pytest tests $(PYTEST_ARGS)
 
-# What is left out builds or runs no CPU kernel, or runs them under every instruction set on its own.
-OTHER_TESTS := cuda emulator gpu test_build_guard.py test_cpp.py test_cuda_toolkit.py test_cuda_wheel.py \
+# What is left out is about builds, or about the kernels of GPUs, or runs under every instruction set on its own.
+OTHER_TESTS := cuda emulator gpu streams test_build_guard.py test_cpp.py test_cuda_toolkit.py test_cuda_wheel.py \
   test_instruction_sets.py test_packaging.py
 test-paths: build
 	for name in $$($(PYTHON) tests/instruction_sets.py); do \
