@@ -199,11 +199,19 @@ def test_one_failing_rank_ends_all_with_its_error(tmp_path: Path, how: str, mess
     assert how != "raise" or "ValueError: this one is broken" in done.stdout
 
 
+def heed_interrupts() -> None:
+    """A shell starts what runs in the background with SIGINT ignored, and Python leaves it at that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.timeout(300)
 def test_interrupt_ends_the_ranks(tmp_path: Path) -> None:
     command = demo_command("--text", __file__, "--seq-len", 512, "--steps", 100000, "--ranks", 2)
     errors = tmp_path / "stderr"
-    with errors.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr) as demo:
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, preexec_fn=heed_interrupts) as demo,
+    ):
         try:
             while "tokens/s" not in errors.read_text():
                 assert demo.poll() is None, errors.read_text()
