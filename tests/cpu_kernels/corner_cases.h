@@ -112,6 +112,28 @@ inline void check_infinite_scores(DType dtype, std::uint64_t seed) {
   }
 }
 
+// Scores near the largest float, and a scale as small: what is masked still weighs nothing.
+inline void check_smallest_scale(DType dtype, std::uint64_t seed) {
+  for (const std::int32_t length : {3, 150}) {
+    Shape shape = causal_shape(dtype, length);
+    shape.scale = 1e-37;
+    Block block(shape, seed);
+    for (Tensor* tensor : {&block.query, &block.key}) {
+      for (std::int64_t s = 0; s < length; ++s) {
+        for (std::int64_t d = 0; d < 40; ++d) tensor->set(0, 0, s, d, 1e18 * tensor->at(0, 0, s, d));
+      }
+    }
+    block.forward();
+    const Reference expected = dense_attention(block.query, block.key, block.value, nullptr, nullptr,
+                                               shape.query_segments, shape.key_segments, shape.mask, shape.scale);
+    const double tolerance = dtype == DType::bfloat16 ? 1e-2 : 1e-4;
+    CHECK(relative_error(block.out, expected.out) < tolerance);
+    for (std::int64_t s = 0; s < length; ++s) {
+      CHECK(std::abs(block.lse.at(0, 0, s, 0) - expected.lse[static_cast<std::size_t>(s)]) < 1e-4);
+    }
+  }
+}
+
 // A NaN among scores of -inf stays, although numbers follow.
 inline void check_nan_before_numbers(DType dtype, std::uint64_t seed) {
   Shape shape{.dtype = dtype,
@@ -260,6 +282,7 @@ inline void run_corner_cases(std::uint64_t seed) {
     check_nan_before_numbers(dtype, seed);
     check_extreme_scores(dtype, seed);
     check_tiny_numbers(dtype, seed);
+    if (dtype != DType::float16) check_smallest_scale(dtype, seed);
     check_nothing_visible(dtype, seed);
     check_merge(dtype, seed);
     check_gradient_choices(dtype, seed);
