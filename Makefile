@@ -42,7 +42,7 @@ test: build $(STAMPS)/nvcc
 OTHER_TESTS := cuda emulator gpu streams test_build_guard.py test_cpp.py test_cuda_toolkit.py test_cuda_wheel.py \
   test_instruction_sets.py test_packaging.py
 test-paths: build
-	for name in $$($(PYTHON) tests/instruction_sets.py); do \
+	names=$$($(PYTHON) tests/instruction_sets.py); for name in $$names; do \
 	  echo "RINGATTN_CPU=$$name"; \
 	  RINGATTN_CPU=$$name $(PYTHON) -m pytest tests $(OTHER_TESTS:%=--ignore=tests/%) $(PYTEST_ARGS); \
 	done

@@ -43,7 +43,7 @@ def repeats_for(once: float) -> int:
 
 
 def alternate(ours: Callable[[], float], other: Callable[[], float], pairs: int) -> Times:
-    """Calls both `pairs` times in turn, each first as often; they return the seconds that they took."""
+    """Calls both `pairs` times, each first in turn; they return the seconds that they took."""
     times = Times([], [])
     for pair in range(pairs):
         both = [(times.ours, ours), (times.other, other)]

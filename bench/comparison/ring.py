@@ -31,7 +31,7 @@ PEER = "ring-attention-pytorch"
 RANKS = 2
 RING_BAR = 0.9
 PEER_BARS = {False: 1.9, True: 6.5}  # full, causal
-PEER_BUCKET = 512  # the default of its module, and the fastest of 256, 512 and 1024 here
+PEER_BUCKET = 512  # the default of its module
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,7 @@ void backward(const BlockArgs& args, const Launch& launch) {
       });
     }
   }
+  if (plan.parts != nullptr) Scratch::of_this_pass().keep_at_most(kPartBytes);
 }
 
 template void backward<double>(const BlockArgs&, const Launch&);

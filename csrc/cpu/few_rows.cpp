@@ -27,12 +27,12 @@ namespace {
 
 static_assert(kTileKeys <= kFewRowsKeys);
 
-constexpr std::int64_t kMaxQueries = 32;       // of a head; from here on, a lane per query is about as fast
+constexpr std::int64_t kMaxQueries = 32;       // of a head; with more, a lane per query is about as fast
 constexpr std::int64_t kMaxRows = 64;          // that a task takes together
 constexpr std::int64_t kMinPairRows = 3;       // fewer are done before the next keys have come from memory
 constexpr std::int64_t kManyTasks = 64;        // enough to keep threads evenly busy
 constexpr std::int64_t kMinChunkTiles = 8;     // worth a task
-constexpr std::int64_t kChunkBytes = 1 << 18;  // of (m_t, l_t, o_t) that may wait to be absorbed, per thread
+constexpr std::int64_t kChunkBytes = 1 << 18;  // of (m_t, l_t, o_t) that a chunk makes
 
 // Rows [first, first + count) of a key head.
 struct RowGroup {
@@ -128,7 +128,6 @@ class Forward {
         made = std::move(chain.waiting[static_cast<std::size_t>(next)]);
         if (!made.is_there()) return;
       }
-      if (next == 0) load_state(chain, group);
       const std::int64_t first = next * chunk_tiles_, end = std::min(first + chunk_tiles_, seen_.count());
       for (std::int64_t tile = first; tile < end; ++tile) absorb(group, chain.state, tile, made.at(tile - first, 0));
       spare_.give(std::move(made));
@@ -140,7 +139,7 @@ class Forward {
     Scratch& scratch = Scratch::of_this_thread();
     const std::int64_t count = group.count, copied = copies_rows() ? kTileKeys * D_ : 0;
     const std::int64_t scores = count * std::max(kFewRowsKeys, D_);
-    scratch.reserve((3 * count * D_ + scores + 2 * count + 2 * copied) * static_cast<std::int64_t>(sizeof(A)), 7);
+    scratch.reserve((3 * count * D_ + scores + 2 * count + 2 * copied) * static_cast<std::int64_t>(sizeof(A)), 8);
     Work work;
     work.query = scratch.take<A>(count * D_);
     work.p = scratch.take<A>(scores);

@@ -5,7 +5,7 @@
 
 namespace ringattn::cpu {
 
-// Whether a call is for forward_few_rows. Depends on Sq and the group alone: a pass cut into calls over its keys stays
+// Whether a call is for forward_few_rows. Depends on Sq alone: a pass cut into calls over its keys stays
 // with one kernel.
 bool has_few_rows(const BlockArgs& args);
 

@@ -9,7 +9,7 @@
 //
 // A tile's contribution depends on that tile alone, and the state between tiles is what is stored: a pass cut into
 // calls on tile boundaries gives the bits of one call. A query that sees no key of a tile is left as it was, and
-// nothing is ever multiplied by a masked score: 0 * NaN would leak.
+// nothing is ever multiplied by a masked score: 0 * NaN would leak. Calls with few queries have a kernel of their own.
 #include "cpu/forward.h"
 
 #include <algorithm>
@@ -84,7 +84,8 @@ class KeyBlock {
   std::vector<KeyTile<T>> rows_;
 };
 
-// The query tiles of a head, longest first: what a tile costs is how many pairs it sees.
+// The query tiles of a head, longest first: what a tile costs is how many pairs it sees. Tasks go head by head, so that
+// keys stay in the caches, and the last ones are the shortest all the same.
 std::vector<Tile> sorted_tiles(const BlockArgs& args, std::vector<std::int64_t>& costs) {
   const std::vector<Tile> tiles = make_tiles(args.query_segments, kLanes);
   std::vector<std::int64_t> cost(tiles.size());
@@ -147,6 +148,7 @@ void forward_tiles(const BlockArgs& args, std::int64_t b, std::int64_t h, const 
 
 template <typename T>
 void forward(const BlockArgs& args, const Launch& launch) {
+  if (args.B * args.Hq * args.Sq == 0) return;
   if (has_few_rows(args)) return forward_few_rows<T>(args, launch);
   std::vector<std::int64_t> costs;
   std::vector<Tile> query_tiles = sorted_tiles(args, costs);
@@ -171,6 +173,7 @@ void forward(const BlockArgs& args, const Launch& launch) {
                        key_tiles, block ? &*block : nullptr, head);
     });
   }
+  if (block) Scratch::of_this_pass().keep_at_most(kReadyBytes);
 }
 
 template void forward<double>(const BlockArgs&, const Launch&);

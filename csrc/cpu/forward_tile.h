@@ -81,7 +81,7 @@ class ForwardTile {
 
   const Tile& queries() const { return queries_; }
 
-  // Where products of pairs are worth it, else or besides as rows when first used. `rows` is free afterwards.
+  // For products of pairs, if they are worth it. `rows` is free afterwards.
   void load_query_pairs(PairRows& rows) {
     if constexpr (std::is_same_v<T, BFloat16>) {
       rows.copy(rows_at<const T>(args_.query, b_, h_, queries_.row), queries_.count());

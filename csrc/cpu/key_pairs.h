@@ -1,4 +1,4 @@
-// The keys and values of a tile as the products of bfloat16 pairs take them, for all query tiles of a task.
+// Rows as the products of bfloat16 pairs take them, and the keys and values of a chunk in backward.
 #pragma once
 
 #include <bit>
@@ -78,9 +78,9 @@ inline bool are_few(const std::vector<std::int32_t>& special, std::int64_t count
 // Copied when first asked for: a tile that no query sees is never read.
 class KeyPairs {
  public:
-  static constexpr int kArrays = 4;
+  static constexpr int kArrays = 3;
   static std::int64_t elements(const BlockArgs& args, std::int64_t max_keys) {
-    return 4 * PairRows::elements(max_keys, args.D);
+    return 3 * PairRows::elements(max_keys, args.D);
   }
 
   KeyPairs(const BlockArgs& args, std::int64_t b, std::int64_t kv_head, std::int64_t max_keys, Scratch& scratch)
@@ -89,12 +89,11 @@ class KeyPairs {
         kv_head_(kv_head),
         key_(max_keys, args.D, scratch),
         value_(max_keys, args.D, scratch),
-        key_pairs_(scratch.take<std::uint16_t>(PairRows::elements(max_keys, args.D))),
-        value_pairs_(scratch.take<std::uint16_t>(PairRows::elements(max_keys, args.D))) {}
+        key_pairs_(scratch.take<std::uint16_t>(PairRows::elements(max_keys, args.D))) {}
 
   void move_to(const Tile& keys) {
     keys_ = keys;
-    copied_ = has_key_pairs_ = has_value_pairs_ = false;
+    copied_ = has_key_pairs_ = false;
   }
 
   // Whether products of pairs are worth it: few keys are special.
@@ -111,31 +110,27 @@ class KeyPairs {
   const std::uint16_t* key(std::int64_t row) const { return key_.row(row); }
   const std::uint16_t* value(std::int64_t row) const { return value_.row(row); }
 
-  const BFloat16* whole_key(std::int64_t row) const { return source(args_.key).row(row); }
-  const BFloat16* whole_value(std::int64_t row) const { return source(args_.value).row(row); }
-
-  // Pairs of rows, [keys / 2][D][2], from an even row on.
-  const std::uint16_t* key_pairs(std::int64_t row) { return pairs(key_, key_pairs_, has_key_pairs_, row); }
-  const std::uint16_t* value_pairs(std::int64_t row) { return pairs(value_, value_pairs_, has_value_pairs_, row); }
+  // Pairs of rows of keys, [keys / 2][D][2], from an even row on.
+  const std::uint16_t* key_pairs(std::int64_t row) {
+    if (!has_key_pairs_) {
+      pair_kernels().pair_rows(key_.row(0), padded(args_.D), key_pairs_, even(keys_.count()), padded(args_.D));
+    }
+    has_key_pairs_ = true;
+    return key_pairs_ + row * padded(args_.D);
+  }
 
  private:
   RowSpan<const BFloat16> source(const Rows& rows) const {
     return rows_at<const BFloat16>(rows, b_, kv_head_, keys_.row);
   }
 
-  const std::uint16_t* pairs(const PairRows& rows, std::uint16_t* target, bool& has, std::int64_t row) {
-    if (!has) pair_kernels().pair_rows(rows.row(0), padded(args_.D), target, even(keys_.count()), padded(args_.D));
-    has = true;
-    return target + row * padded(args_.D);
-  }
-
   const BlockArgs& args_;
   const std::int64_t b_, kv_head_;
   Tile keys_;
   PairRows key_, value_;
-  std::uint16_t *key_pairs_, *value_pairs_;
+  std::uint16_t* key_pairs_;
   std::vector<std::int32_t> special_;
-  bool copied_ = false, has_key_pairs_ = false, has_value_pairs_ = false;
+  bool copied_ = false, has_key_pairs_ = false;
 };
 
 }  // namespace ringattn::cpu

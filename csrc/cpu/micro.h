@@ -2,7 +2,8 @@
 //
 // Everything that costs time per pair of a query and a key is here; the kernels above it are plain C++. A tile of
 // scores is stored [N][kLanes]: a row per key and a lane per query, so that the statistics of a query row are
-// elementwise over lanes and nothing is ever reduced across a vector. A is float or double.
+// elementwise over lanes and nothing is reduced across a vector; few queries, at the end, have lanes along D instead. A
+// is float or double.
 //
 // This header is included by objects that are compiled for newer CPUs than the rest of the program. It must hold no
 // function, and include no header with inline functions: the linker could keep their copy for every CPU.
@@ -20,9 +21,9 @@ inline constexpr std::int64_t kRowPadding = 16;  // scratch rows are padded with
 // for i < rows, k < depth, j < columns. The sum runs upwards in k and is the same chain of operations for an element
 // whatever the sizes are. b and c have rows of `columns`, a multiple of kRowPadding, contiguous elements.
 //
-// factor: a c that is added to is first multiplied by factor[j], or becomes 0 where that is kOverwrite; null: by
-// nothing. largest: largest[j] becomes the maximum of itself and c[i][j] over i, where NaN may be passed over; null:
-// not wanted.
+// factor, where c is added to: it is first multiplied by factor[j], or becomes 0 where that is kOverwrite; null: by
+// nothing. largest, where c is not added to: largest[j] becomes the maximum of itself and c[i][j] over i, and NaN may
+// be passed over; null: not wanted.
 template <typename A>
 struct Product {
   A* c;
@@ -134,6 +135,7 @@ struct Pairs {
                       std::int64_t target_stride, std::int64_t rows, std::int64_t columns, std::int64_t padded_columns);
 };
 
+// Of c in Pairs::exponentials: what is divided by it stays finite.
 inline constexpr float kSmallestFactor = 1e-36f;
 
 inline constexpr std::int64_t kFewRowsKeys = 64;     // keys that few rows take at once, at most

@@ -56,7 +56,7 @@ inline Fetch next_keys(const FewRows<A>& tile, int vectors) {
           tile.keys,
           tile.D,
           sizeof(Element),
-          tile.keys * row_blocks(tile) * (tile.D / (kCount<A> * vectors))};
+          tile.keys * row_blocks(tile) * ((tile.D + kCount<A> * vectors - 1) / (kCount<A> * vectors))};
 }
 
 // The scores of `Rows` rows from r on with the keys from n on, as many as make up a vector of scores. Beyond the last

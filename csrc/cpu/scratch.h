@@ -1,5 +1,5 @@
-// Memory that a task or a pass works in: growing buffers per thread, cut into aligned arrays, and kept: fresh memory
-// would be cleared by the system page by page in every call.
+// Memory that a task or a pass works in: growing buffers per thread, cut into aligned arrays, and kept, since the
+// system would clear fresh memory page by page in every call.
 #pragma once
 
 #include <cassert>
@@ -8,14 +8,20 @@
 #include <memory>
 #include <new>
 
+#if !defined(__SANITIZE_ADDRESS__) && defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1  // as gcc and newer clang do
+#endif
+#endif
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
 
 namespace ringattn::cpu {
 
-// Arrays are taken in order, after reserve() said how much they need together; they live until the next reserve() of
-// the same thread and start with whatever was there before.
+// Arrays are taken in order, after reserve() said how much they need together; they live until the next reserve()
+// and start with whatever was there before.
 class Scratch {
  public:
   static Scratch& of_this_thread() {
@@ -40,6 +46,13 @@ class Scratch {
     }
     used_ = 0;
     forbid(buffer_.get(), size_);
+  }
+
+  // Gives a buffer back that is larger: those of unusually large calls. Its arrays end.
+  void keep_at_most(std::int64_t bytes) {
+    if (size_ <= static_cast<std::size_t>(bytes)) return;
+    buffer_.reset();
+    size_ = used_ = 0;
   }
 
   template <typename A>

@@ -34,8 +34,8 @@ inline std::vector<Tile> make_tiles(const Segments& segments, std::int32_t size)
   return tiles;
 }
 
-// Neighbouring query tiles of a head that a task takes together: several, where that still leaves enough tasks to keep
-// many threads evenly busy. What a tile computes does not depend on its group.
+// Query tiles of a head, next to one another in a list, that a task takes together: several, where that still leaves
+// enough tasks to keep many threads evenly busy. What a tile computes does not depend on its group.
 struct TileGroups {
   const std::vector<Tile>& tiles;
   std::int64_t size, per_head;

@@ -57,14 +57,9 @@ const char* instruction_set() {
   return chosen == &cpu::generic::table ? "generic" : "unknown";
 }
 
-// Many heads at once give the bits of each head alone, although tasks then take several query tiles together.
-void check_many_heads(DType dtype, const Mask& mask, std::uint64_t seed) {
-  Shape shape;
-  shape.dtype = dtype;
-  shape.Hq = 32, shape.Hkv = 8, shape.D = 8;
-  shape.query_segments = shape.key_segments = {{{0, 1, 270}, {300, 1, 265}}, 2};
-  shape.mask = mask;
-  shape.memory = Memory::transposed;
+// All heads at once give the bits of each head alone. Four query heads are a group.
+void check_each_head(const Shape& shape, std::uint64_t seed) {
+  const DType dtype = shape.dtype;
   Block block(shape, seed);
   block.forward(threads(3));
   block.backward(threads(3));
@@ -92,6 +87,31 @@ void check_many_heads(DType dtype, const Mask& mask, std::uint64_t seed) {
   CHECK(same_bits(block.out, alone.out) && same_bits(block.lse, alone.lse) && same_bits(block.o, alone.o));
   CHECK(same_bits(block.grad_query, alone.grad_query) && same_bits(block.grad_key, alone.grad_key) &&
         same_bits(block.grad_value, alone.grad_value));
+}
+
+// Tasks then take several query tiles together.
+void check_many_heads(DType dtype, const Mask& mask, std::uint64_t seed) {
+  Shape shape;
+  shape.dtype = dtype;
+  shape.Hq = 32, shape.Hkv = 8, shape.D = 8;
+  shape.query_segments = shape.key_segments = {{{0, 1, 270}, {300, 1, 265}}, 2};
+  shape.mask = mask;
+  shape.memory = Memory::transposed;
+  check_each_head(shape, seed);
+}
+
+// Keys that are made ready for some heads at a time; the last ones are fewer, and some tiles are seen by no query.
+void check_rounds_of_heads(DType dtype, std::uint64_t seed) {
+  Shape shape{.dtype = dtype,
+              .Hq = 36,
+              .Hkv = 9,
+              .D = 256,
+              .query_segments = {{{2000, 1, 70}}, 1},
+              .key_segments = {{{0, 1, 2300}}, 1},
+              .mask = {.key_count = 2300, .left = 1500, .right = 0},
+              .memory = Memory::transposed};
+  shape.scale = 1.0 / 16;
+  check_each_head(shape, seed);
 }
 
 struct NamedSegments {
@@ -145,6 +165,8 @@ void run_matrix(std::uint64_t seed) {
       current_case = std::string(kTypes[static_cast<int>(dtype)]) + " long, seed " + std::to_string(seed);
       check_against_reference(shape, seed);
     }
+    current_case = std::string(kTypes[static_cast<int>(dtype)]) + " rounds of heads, seed " + std::to_string(seed);
+    check_rounds_of_heads(dtype, seed);
     if (dtype == DType::float64) {  // parts of dQ that only fit into memory for one head of keys at a time
       Shape shape{.dtype = dtype,
                   .Hq = 8,

@@ -47,7 +47,7 @@ inline Mask draw_mask(Draw& draw, std::int32_t end, std::vector<std::int32_t>& b
 }
 
 // Some rows of an input become NaN, or so small that they have no exponent of their own, as a whole or in one element.
-inline void make_odd(Draw& draw, Tensor& tensor) {
+inline void make_special(Draw& draw, Tensor& tensor) {
   if (tensor.S == 0) return;
   const double tiny = tensor.dtype == DType::float64 ? 3e-310 : tensor.dtype == DType::float16 ? 3e-6 : 3e-39;
   const double number = draw.of({std::numeric_limits<double>::quiet_NaN(), tiny});
@@ -105,7 +105,7 @@ inline Shape draw_shape(Draw& draw, DType dtype, int index, std::vector<std::int
       if (deviation != 1.0) tensor->fill_normal(random, deviation);
     }
     for (Tensor* tensor : {&block.query, &block.key, &block.value, &block.grad_out}) {
-      if (draw.one_in(8)) make_odd(draw, *tensor);
+      if (draw.one_in(8)) make_special(draw, *tensor);
     }
   };
   return shape;
