@@ -38,6 +38,7 @@ class Prepared(NamedTuple):
     other_name: str
     count: Count
     other_count: Count
+    before_ours: Run | None = None  # puts back what a run changes
 
 
 def inputs(case: Case) -> list[Tensor]:
@@ -91,6 +92,12 @@ def prepare_carried(case: Case) -> Prepared:
         return torch.ops.ringattn.block_forward_(*state, query, keys, values, *places, True)[0]
 
     absorb(0, *earlier)
+    carried = [tensor.clone() for tensor in state]
+
+    def put_back() -> None:
+        for tensor, kept in zip(state, carried, strict=True):
+            tensor.copy_(kept)
+
     out = absorb(tokens, key, value)
     whole = [torch.cat(both, 2) for both in zip(earlier, (key, value), strict=True)]
     right = exact(query, *whole, None, causal=case.causal, first_position=tokens)
@@ -102,7 +109,7 @@ def prepare_carried(case: Case) -> Prepared:
     assert out.dtype == dtype
     alone = exact(query, key, value, None, causal=case.causal)
     counts = check(right, [out]), check(alone, [from_nothing()])
-    return Prepared(lambda: absorb(tokens, key, value), from_nothing, "from no state", *counts)
+    return Prepared(lambda: absorb(tokens, key, value), from_nothing, "from no state", *counts, put_back)
 
 
 def prepare(case: Case) -> Prepared:
@@ -114,7 +121,7 @@ def prepare(case: Case) -> Prepared:
 def measure(case: Case, peak: float, pairs: int) -> Result:
     """peak: the matrix product's flop/s, or memory's bytes/s for a decode case."""
     prepared = prepare(case)
-    times = compare(prepared.ours, prepared.other, pairs)
+    times = compare(prepared.ours, prepared.other, pairs, prepared.before_ours)
     work, unit = (case.key_bytes, "GB/s") if case.group == "decode" else (case.flop, "GFLOP/s")
     rate = work / times.seconds
     return Result(

@@ -30,12 +30,16 @@ class Times(NamedTuple):
         return statistics.median(other / ours for ours, other in zip(self.ours, self.other, strict=True))
 
 
-def seconds(run: Run, repeats: int = 1) -> float:
-    """The time of one run, of `repeats` in a row."""
-    begin = time.perf_counter()
+def seconds(run: Run, repeats: int = 1, before: Run | None = None) -> float:
+    """The mean time of `repeats` runs; what comes before each of them is not counted."""
+    total = 0.0
     for _ in range(repeats):
+        if before is not None:
+            before()
+        begin = time.perf_counter()
         run()
-    return (time.perf_counter() - begin) / repeats
+        total += time.perf_counter() - begin
+    return total / repeats
 
 
 def repeats_for(once: float) -> int:
@@ -52,10 +56,11 @@ def alternate(ours: Callable[[], float], other: Callable[[], float], pairs: int)
     return times
 
 
-def compare(ours: Run, other: Run, pairs: int) -> Times:
-    """The times of two runs in this process, each warm."""
-    repeats = [repeats_for(min(seconds(run), seconds(run))) for run in (ours, other)]
-    return alternate(lambda: seconds(ours, repeats[0]), lambda: seconds(other, repeats[1]), pairs)
+def compare(ours: Run, other: Run, pairs: int, before: Run | None = None) -> Times:
+    """The times of two runs in this process, each warm; `before` comes before ours."""
+    sides = [(ours, before), (other, None)]
+    repeats = [repeats_for(min(seconds(run, 1, first) for _ in range(2))) for run, first in sides]
+    return alternate(lambda: seconds(ours, repeats[0], before), lambda: seconds(other, repeats[1]), pairs)
 
 
 def product_rate(dtype: torch.dtype, size: int, runs: int = 5) -> float:
