@@ -166,7 +166,7 @@ void run_matrix(std::uint64_t seed) {
       check_against_reference(shape, seed);
     }
     current_case = std::string(kTypes[static_cast<int>(dtype)]) + " rounds of heads, seed " + std::to_string(seed);
-    check_rounds_of_heads(dtype, seed);
+    if (dtype != DType::float64) check_rounds_of_heads(dtype, seed);
     if (dtype == DType::float64) {  // parts of dQ that only fit into memory for one head of keys at a time
       Shape shape{.dtype = dtype,
                   .Hq = 8,
