@@ -222,7 +222,7 @@ inline void check_few_rows_numbers(DType dtype, std::uint64_t seed) {
   }
 }
 
-inline void run_few_rows_tests(std::uint64_t seed) {
+inline void run_few_rows_tests(std::uint64_t seed, int cases) {
   std::mt19937_64 random(seed);
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16, DType::float16}) {
     const std::string name = "few rows, type " + std::to_string(static_cast<int>(dtype)) + " seed ";
@@ -231,7 +231,7 @@ inline void run_few_rows_tests(std::uint64_t seed) {
     check_few_rows_containment(dtype, kInfinity, seed);
     check_few_rows_numbers(dtype, seed);
     if (dtype != DType::bfloat16) check_few_rows_apart(dtype, seed);
-    for (std::uint64_t i = 0; i < 60; ++i) {
+    for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(cases); ++i) {
       const Shape shape = random_few_rows(dtype, random);
       current_case = name + std::to_string(seed) + " case " + std::to_string(i);
       check_few_rows(shape, seed + i, random);

@@ -218,7 +218,7 @@ int main(int argc, char** argv) try {
   run_micro_tests(seed);
   run_corner_cases(seed);
   run_random_cases(seed, cases);
-  run_few_rows_tests(seed);
+  run_few_rows_tests(seed, cases);
   if (argc <= 2) run_matrix(seed);
   std::printf(failures ? "%d checks failed\n" : "all checks passed\n", failures);
   return failures ? 1 : 0;
