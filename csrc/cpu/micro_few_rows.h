@@ -49,14 +49,15 @@ inline std::int64_t row_blocks(const FewRows<A>& tile) {
   return (tile.rows + kRowBlock<A> - 1) / kRowBlock<A>;
 }
 
+// Of the keys that usually follow, while `passes` passes of `steps` steps are made.
 template <typename Element, typename A>
-inline Fetch next_keys(const FewRows<A>& tile, int vectors) {
+inline Fetch next_keys(const FewRows<A>& tile, std::int64_t passes, std::int64_t steps) {
   return {static_cast<const Element*>(tile.key) + tile.keys * tile.key_stride,
           tile.key_stride,
           tile.keys,
           tile.D,
           sizeof(Element),
-          tile.keys * row_blocks(tile) * ((tile.D + kCount<A> * vectors - 1) / (kCount<A> * vectors))};
+          passes * steps};
 }
 
 // The scores of `Rows` rows from r on with the keys from n on, as many as make up a vector of scores. Beyond the last
@@ -213,16 +214,15 @@ void add_values(const FewRows<typename Storage::A>& tile, std::int64_t d, Fetch&
   }
 }
 
-// The keys' scores and their softmax; meanwhile the values are fetched.
+// All scores; meanwhile the values are fetched.
 template <typename Products>
-void attend_keys(const FewRows<typename Products::A>& tile) {
+void score_keys(const FewRows<typename Products::A>& tile) {
   using A = typename Products::A;
   constexpr int count = kCount<A>, block = kRowBlock<A>;
   const std::int64_t keys = count / (tile.rows < block ? tile.rows < 2 ? 1 : 2 : block), together = keys < 4 ? keys : 4;
   Fetch fetch(tile.value, tile.value_stride, tile.keys, tile.D, sizeof(typename Products::Element),
               (tile.keys + together - 1) / together * row_blocks(tile) * (tile.D / (2 * count)));
   score<Products>(tile, fetch);
-  soften(tile);
 }
 
 // The values; meanwhile the keys that usually follow are fetched.
@@ -232,7 +232,9 @@ void attend_values(const FewRows<typename Storage::A>& tile) {
   constexpr int narrow = kRowVectors / kRowBlock<A>, wide = 2 * narrow;
   // Whole rows are read in order where their sums fit in registers; for more query rows, columns in parts are.
   const bool is_wide = tile.rows * wide <= kRowVectors;
-  Fetch fetch = next_keys<typename Storage::Element>(tile, is_wide ? wide : narrow);
+  const std::int64_t columns = kCount<A> * (is_wide ? wide : narrow);
+  Fetch fetch =
+      next_keys<typename Storage::Element>(tile, row_blocks(tile) * ((tile.D + columns - 1) / columns), tile.keys);
   if (is_wide) {
     add_values<Storage, wide>(tile, 0, fetch);
   } else {
@@ -242,7 +244,8 @@ void attend_values(const FewRows<typename Storage::A>& tile) {
 
 template <typename Storage>
 void attend(const FewRows<typename Storage::A>& tile) {
-  attend_keys<SumOfProducts<Storage>>(tile);
+  score_keys<SumOfProducts<Storage>>(tile);
+  soften(tile);
   attend_values<Storage>(tile);
 }
 
