@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "binding/python_host.h"
 #include "core/error.h"
 #include "core/kernels.h"
 #include "core/layout.h"
@@ -226,7 +227,8 @@ PYBIND11_MODULE(_C, m) {
   bind_mask(m);
   bind_schedule(m);
   bind_shapes(m);
-  m.attr("RING_ERROR_PREFIX") = RingError::kPrefix;
+  m.def("host_in_python", host_in_python, py::arg("error_type"),
+        "Has ring errors raised as a type of Python, warnings logged, and waits interrupted by signals.");
   m.def(
       "register_kernels",
       [](int device_type, std::uintptr_t table) {

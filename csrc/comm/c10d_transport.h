@@ -4,12 +4,20 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
+#include <string>
 
 #include "comm/transport.h"
 
 namespace ringattn {
 
-std::unique_ptr<Transport> c10d_transport(c10::intrusive_ptr<c10d::ProcessGroup> group);
+// The group for which messages travel, which may be another than the one that carries them: its name, by which the
+// process knows it while it is not destroyed, and its store, in which ranks that failed leave their reports.
+struct Owner {
+  std::string name;
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+std::unique_ptr<Transport> c10d_transport(c10::intrusive_ptr<c10d::ProcessGroup> group, Owner owner);
 
 // What the backends of a group can carry. A device other than the CPU needs one that coalesces messages: NCCL does.
 bool carries_cpu(const c10::intrusive_ptr<c10d::ProcessGroup>& group);

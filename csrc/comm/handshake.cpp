@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <type_traits>
 
 #include "comm/transport.h"
@@ -11,6 +12,10 @@
 namespace ringattn {
 
 static_assert(std::is_trivially_copyable_v<CallHeader>);
+
+std::string Stage::text() const {
+  return hop < 0 ? name : std::string(name) + ' ' + std::to_string(hop) + " of " + std::to_string(hops);
+}
 
 std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader& own) {
   const int P = transport.world_size();
@@ -23,7 +28,8 @@ std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader&
   for (int known = 1; known < P; known *= 2) {
     const int more = std::min(known, P - known);
     transport
-        .post({{rows.narrow(0, 0, more), (rank - known + P) % P}}, {{rows.narrow(0, known, more), (rank + known) % P}})
+        .post({{rows.narrow(0, 0, more), (rank - known + P) % P}}, {{rows.narrow(0, known, more), (rank + known) % P}},
+              {"comparing calls"})
         ->wait();
   }
 

@@ -171,7 +171,7 @@ class LoopbackTransport final : public Transport {
   int world_size() const override { return state_.world_size; }
   std::string obstacle(at::Device) const override { return ""; }
 
-  std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives) override {
+  std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives, const Stage&) override {
     std::erase_if(sends, [](const Message& message) { return message.tensor.numel() == 0; });
     std::erase_if(receives, [](const Message& message) { return message.tensor.numel() == 0; });
     const Message* any = !sends.empty() ? &sends.front() : !receives.empty() ? &receives.front() : nullptr;

@@ -21,6 +21,15 @@ struct Message {
   int peer = 0;
 };
 
+// Where in a call an exchange is, for the words of errors and warnings.
+struct Stage {
+  const char* name = "";  // as in "hop" or "comparing calls"
+  int hop = -1;           // from 0, if it is one of a pass
+  int hops = 0;
+
+  std::string text() const;  // "hop 1 of 3"
+};
+
 // An exchange under way. The tensors are kept alive and must not be written (sends) or touched (receives) before
 // wait() returns. One that is destroyed without having been waited for has failed: what is in flight is ended first.
 //
@@ -30,7 +39,7 @@ struct Message {
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  virtual void wait() = 0;  // throws RingError
+  virtual void wait() = 0;  // throws RingError, or what Host::check_interrupt throws
 };
 
 class Transport {
@@ -43,7 +52,11 @@ class Transport {
   virtual std::string obstacle(at::Device device) const = 0;
 
   // Empty messages are not sent. Throws RingError.
-  virtual std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives) = 0;
+  virtual std::unique_ptr<Exchange> post(std::vector<Message> sends, std::vector<Message> receives,
+                                         const Stage& stage) = 0;
+
+  // After a failure: ends all connections of this rank, so that those who wait for it fail as well.
+  virtual void close() noexcept {}
 };
 
 // Shows this rank's header to all ranks and returns the headers of all, by rank. They travel in the host's memory.

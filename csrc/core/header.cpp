@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "core/layout.h"
 #include "core/mask.h"
@@ -30,22 +31,12 @@ std::string real(std::int64_t value) {
 
 std::string window(std::int64_t value) { return value == Mask::kUnbounded ? "unbounded" : number(value); }
 
-std::string op(std::int64_t value) {
-  switch (static_cast<Op>(value)) {
-    case Op::ring_forward:
-      return "ring_forward";
-    case Op::ring_backward:
-      return "ring_backward";
-    case Op::gather:
-      return "gather";
-    case Op::refuse:
-      return "refuse";
-    case Op::init:
-      return "init";
-  }
-  return number(value);
-}
+std::string op(std::int64_t value) { return op_name(static_cast<Op>(value)); }
 
+std::string check(std::int64_t value) {
+  constexpr const char* kNames[] = {"auto", "always", "off"};
+  return value >= 0 && value < 3 ? kNames[value] : number(value);
+}
 std::string dtype(std::int64_t value) {
   const std::string name = dtype_name(value);
   return name.empty() ? "torch's number " + number(value) : name;
@@ -106,12 +97,34 @@ constexpr Description kFields[] = {
     {"the number of elements before dim", number},
     {"the number of elements after dim", number},
     {"the hash of the sizes other than dim", hexadecimal},
+    {"the hash of the members of the group", hexadecimal},
+    {"RINGATTN_CHECK", check},
 };
 static_assert(std::size(kFields) == static_cast<std::size_t>(Field::count));
 
-std::string value_text(const CallHeader& header, int field) {
-  const std::int64_t value = header.fields[field];
+std::string value_text(std::int64_t value, int field) {
   return value == CallHeader::kUnset ? "none" : kFields[field].text(value);
+}
+
+constexpr std::size_t kMaxValues = 4;  // that a text lists
+
+// "rank 3 has " or "ranks 0-2 and 5 have ".
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::vector<std::string> runs;
+  for (std::size_t first = 0, end = 0; first < ranks.size(); first = end) {
+    while (end < ranks.size() && ranks[end] - ranks[first] == static_cast<int>(end - first)) ++end;
+    runs.push_back(std::to_string(ranks[first]));
+    if (end - first > 1) runs.back() += (end - first > 2 ? "-" : " and ") + std::to_string(ranks[end - 1]);
+  }
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == runs.size() ? " and " : ", ") + runs[i];
+  }
+  return text + (ranks.size() == 1 ? " has " : " have ");
+}
+
+int lone_rank(const std::vector<int>& ranks, const std::vector<int>& others) {
+  return ranks.size() == 1 ? ranks[0] : others.size() == 1 ? others[0] : -1;
 }
 
 template <typename Number>
@@ -126,6 +139,22 @@ std::int64_t hash_of(const std::vector<Number>& numbers) {
 }
 
 }  // namespace
+
+std::string op_name(Op op) {
+  switch (op) {
+    case Op::ring_forward:
+      return "ring_forward";
+    case Op::ring_backward:
+      return "ring_backward";
+    case Op::gather:
+      return "gather";
+    case Op::refuse:
+      return "refuse";
+    case Op::init:
+      return "init";
+  }
+  return number(static_cast<std::int64_t>(op));
+}
 
 // torch's numbers of its types (c10::ScalarType), which are part of its file formats and do not change.
 std::string dtype_name(std::int64_t value) {
@@ -155,22 +184,41 @@ void CallHeader::refuse(const std::string& text) {
 std::int64_t document_hash(const std::vector<std::int32_t>& bounds) { return hash_of(bounds); }
 std::int64_t sizes_hash(const std::vector<std::int64_t>& sizes) { return hash_of(sizes); }
 
-std::string verdict(const std::vector<CallHeader>& headers) {
-  for (std::size_t rank = 0; rank < headers.size(); ++rank) {
+Verdict verdict(const std::vector<CallHeader>& headers) {
+  const int P = static_cast<int>(headers.size());
+  for (int rank = 0; rank < P; ++rank) {
     if (headers[rank].refused == 0) continue;
     // The bytes came from a peer: do not rely on their terminator.
     const char* reason = headers[rank].reason;
-    return "rank " + std::to_string(rank) +
-           " refused: " + std::string(reason, ::strnlen(reason, sizeof(headers[rank].reason)));
+    return {"rank " + std::to_string(rank) +
+                " refused: " + std::string(reason, ::strnlen(reason, sizeof(headers[rank].reason))),
+            rank};
   }
   for (int field = 0; field < static_cast<int>(Field::count); ++field) {
-    for (std::size_t rank = 1; rank < headers.size(); ++rank) {
-      if (headers[rank].fields[field] == headers[0].fields[field]) continue;
-      return std::string("ranks disagree on ") + kFields[field].name + ": rank 0 has " + value_text(headers[0], field) +
-             ", rank " + std::to_string(rank) + " has " + value_text(headers[rank], field);
+    std::vector<std::pair<std::int64_t, std::vector<int>>> values;  // and the ranks that have them
+    for (int rank = 0; rank < P; ++rank) {
+      const std::int64_t value = headers[rank].fields[field];
+      const auto has_it = [&](const auto& entry) { return entry.first == value; };
+      const auto found = std::find_if(values.begin(), values.end(), has_it);
+      if (found == values.end()) {
+        values.push_back({value, {rank}});
+      } else {
+        found->second.push_back(rank);
+      }
     }
+    if (values.size() <= 1) continue;
+    std::string text = std::string("ranks disagree on ") + kFields[field].name;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto& [value, ranks] = values[i];
+      text += (i == 0 ? ": " : ", ") + ranks_text(ranks) + value_text(value, field);
+      if (i + 1 == kMaxValues && values.size() > kMaxValues) {
+        text += ", and there are " + std::to_string(values.size() - kMaxValues) + " more values";
+        break;
+      }
+    }
+    return {text, P > 2 && values.size() == 2 ? lone_rank(values[0].second, values[1].second) : -1};
   }
-  return "";
+  return {};
 }
 
 }  // namespace ringattn

@@ -39,11 +39,13 @@ enum class Field : int {
   gather_outer,
   gather_inner,
   gather_sizes,  // a hash
+  members,       // a hash of the global ranks of the group
+  check,         // which calls the ranks compare (RINGATTN_CHECK)
   count          // not a field
 };
 
 struct CallHeader {
-  static constexpr std::int64_t kProtocol = 0x52494e4741545431;  // changes with the meaning of the fields
+  static constexpr std::int64_t kProtocol = 0x52494e4741545432;  // changes with the meaning of the fields
   static constexpr std::int64_t kUnset = INT64_MIN;              // a field that this operator does not have
 
   std::int64_t fields[static_cast<int>(Field::count)];
@@ -57,6 +59,9 @@ struct CallHeader {
   void refuse(const std::string& text);
 };
 
+// As in "ring_forward".
+std::string op_name(Op op);
+
 // The name of a c10::ScalarType as torch's users know it ("float32"); empty for rarer ones.
 std::string dtype_name(std::int64_t scalar_type);
 
@@ -65,7 +70,12 @@ std::int64_t document_hash(const std::vector<std::int32_t>& bounds);
 std::int64_t sizes_hash(const std::vector<std::int64_t>& sizes);
 
 // What is wrong with a set of headers, one per rank: a refusal first, else the first field on which two ranks differ,
-// with both values. Empty if nothing is. Every rank that looks at the same headers gets the same text.
-std::string verdict(const std::vector<CallHeader>& headers);
+// with all values and the ranks that have them. Every rank that looks at the same headers gets the same.
+struct Verdict {
+  std::string text;  // empty if nothing is wrong
+  int rank = -1;     // that refused, or that alone has another value than all others
+};
+
+Verdict verdict(const std::vector<CallHeader>& headers);
 
 }  // namespace ringattn

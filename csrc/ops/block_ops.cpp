@@ -290,11 +290,11 @@ std::int64_t key_tile(at::ScalarType dtype, std::int64_t head_dim, at::Device wh
 
 TORCH_LIBRARY_FRAGMENT(ringattn, m) {
   using ringattn::implement;
-  implement(m, "block_forward_", ringattn::block_forward);
-  implement(m, "block_backward_", ringattn::block_backward);
-  implement(m, "delta", ringattn::delta_op);
-  implement(m, "merge_", ringattn::merge);
-  implement(m, "finalize", ringattn::finalize_op);
+  implement<ringattn::block_forward>(m, "block_forward_");
+  implement<ringattn::block_backward>(m, "block_backward_");
+  implement<ringattn::delta_op>(m, "delta");
+  implement<ringattn::merge>(m, "merge_");
+  implement<ringattn::finalize_op>(m, "finalize");
 }
 
 TORCH_LIBRARY_IMPL(ringattn, CompositeExplicitAutograd, m) { m.impl("key_tile", ringattn::key_tile); }

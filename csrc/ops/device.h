@@ -5,8 +5,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#include <utility>
 #include <vector>
 
+#include "core/host.h"
 #include "ring/pass.h"
 
 namespace ringattn {
@@ -27,11 +29,27 @@ std::uint64_t current_capture();
 // graph is captured it must be there already: else RuntimeError.
 at::Tensor place_documents(at::Device where, const std::vector<std::int32_t>& bounds);
 
+// The function of an operator, which throws RingError as the host knows it.
+template <auto function>
+struct Operator;
+
+template <typename Result, typename... Arguments, Result (*function)(Arguments...)>
+struct Operator<function> {
+  static Result call(Arguments... arguments) {
+    try {
+      return function(std::forward<Arguments>(arguments)...);
+    } catch (const RingError& error) {
+      if (host().raise != nullptr) host().raise(error);
+      throw;
+    }
+  }
+};
+
 // Registers one function for every kind of device: what runs on which, kernels_for decides.
-template <typename Function>
-void implement(torch::Library& library, const char* name, Function function) {
+template <auto function>
+void implement(torch::Library& library, const char* name) {
   for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::PrivateUse1}) {
-    library.impl(name, torch::dispatch(key, function));
+    library.impl(name, torch::dispatch(key, &Operator<function>::call));
   }
 }
 

@@ -4,19 +4,29 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
-#include <exception>
 #include <map>
+#include <set>
 
 #include "comm/c10d_transport.h"
-#include "core/error.h"
+#include "comm/reports.h"
+#include "comm/settings.h"
+#include "ops/checks.h"
 #include "ops/device.h"
 
 namespace ringattn {
 namespace {
 
+using namespace std::chrono_literals;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// For the report of a rank that failed because of another: it comes before its connections close. One that was waited
+// for in vain may still be waiting itself, and just as long.
+constexpr auto kPatienceWithTheClosed = 200ms;
+constexpr auto kPatienceWithTheSilent = 1500ms;
 
 // Names are used again when groups are destroyed and made anew, so the group itself decides whose state it is.
 std::shared_ptr<GroupState> state_of(const std::string& name, const Group& group) {
@@ -54,27 +64,43 @@ std::string reason_of(const std::exception_ptr& error) {
   }
 }
 
+// The global ranks of the members, as far as the backend knows them.
+std::int64_t members_hash(const Group& group) {
+  std::vector<std::int64_t> members{group->getSize()};
+  try {
+    const auto options = group->getDefaultBackend()->getBackendOptions();
+    for (const std::uint64_t rank : options->global_ranks_in_group) members.push_back(static_cast<std::int64_t>(rank));
+  } catch (const std::exception&) {  // a backend that does not say
+  }
+  return sizes_hash(members);
+}
+
 // One hop in each direction.
 void connect(Transport& transport, at::Device where) {
   const int P = transport.world_size(), next = (transport.rank() + 1) % P, previous = (transport.rank() - 1 + P) % P;
   const at::Tensor out = at::zeros({1}, at::TensorOptions().device(where)), in = at::empty_like(out);
-  transport.post({{out, next}}, {{in, previous}})->wait();
-  transport.post({{out, previous}}, {{in, next}})->wait();
+  const Stage stage{"opening connections"};
+  transport.post({{out, next}}, {{in, previous}}, stage)->wait();
+  transport.post({{out, previous}}, {{in, next}}, stage)->wait();
 }
 
 }  // namespace
+
+GroupState::GroupState(const Group& process_group) : group(process_group), process(::getpid()) {}
 
 Ring Ring::of_group(const std::string& name) {
   Ring ring;
   if (name.empty()) return ring;
   const Group group = group_of(name);
+  ring.name = name;
   ring.rank = group->getRank();
   ring.world_size = group->getSize();
   if (ring.world_size == 1) return ring;
   ring.state = state_of(name, group);
-  ring.transport = c10d_transport(group);
+  const Owner owner{name, group->getStore()};
+  ring.transport = c10d_transport(group, owner);
   ring.carries_accelerators = ringattn::carries_accelerators(group);
-  if (ring.state->side != nullptr) ring.header_transport = c10d_transport(ring.state->side);
+  if (ring.state->side != nullptr) ring.header_transport = c10d_transport(ring.state->side, owner);
   return ring;
 }
 
@@ -115,7 +141,8 @@ void use_side_group(const std::string& name, const std::string& side_name) {
   state->side = side;
 }
 
-Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare) {
+Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
+    : ring_(ring), op_(call.op), capture_(call.capture) {
   CallHeader header;
   if (ring.transport == nullptr) {
     prepare(header, lease_);
@@ -126,53 +153,150 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare) {
   header.set(Field::op, static_cast<std::int64_t>(call.op));
   header.set(Field::device, std::int64_t{static_cast<int>(call.payload.type())});
   if (ring.state != nullptr) {
+    Whereabouts here{ring.rank, -1, ring.name};
+    if (ring.state->process != ::getpid()) {
+      throw RingError("group '" + ring.name +
+                          "' belongs to the process that this one was forked from; make a group in this process",
+                      here);
+    }
     busy_ = std::unique_lock(ring.state->busy, std::try_to_lock);
     if (!busy_.owns_lock()) {
-      throw RingError("another thread of this process is in a call on this group; one call at a time");
+      throw RingError("another thread of this process is in a call on this group; one call at a time", here);
+    }
+    if (const auto& failure = ring.state->failure) {
+      throw RingError("group '" + ring.name + "' is broken; destroy it and make a new one. What broke it: " +
+                          failure->text(),
+                      failure->where());
     }
     TORCH_CHECK(call.capture == 0 || !on_gpus || ring.state->connected,
                 "a graph is being captured, and the connections of the group have not been opened: call "
                 "ringattn_ext.init(group) before");
     call_ = ++ring.state->calls;
     header.set(Field::call, call_);
+    if (const Group group = ring.state->group.lock()) header.set(Field::members, members_hash(group));
   }
 
   std::exception_ptr refusal;
   try {
+    header.set(Field::check, as_value_error([] { return static_cast<std::int64_t>(settings().check); }));
     prepare(header, lease_);
   } catch (...) {
     refusal = std::current_exception();
     header.refuse(reason_of(refusal));
   }
-  const bool numbered = std::has_single_bit(static_cast<std::uint64_t>(call_));
-  if (call.capture == 0 && (!on_gpus || numbered)) show(ring, header, refusal);
+  if (is_compared(call, on_gpus)) show(header, refusal);
   if (refusal) std::rethrow_exception(refusal);
 
   if (on_gpus && !ring.state->connected) {
-    connect(*ring.transport, call.payload);
+    carry_out([&] { connect(*ring.transport, call.payload); });
     ring.state->connected = true;
   }
 }
 
-void Agreement::show(Ring& ring, CallHeader& header, const std::exception_ptr& refusal) {
-  std::string text;
+// The same on all ranks, whatever they were told or found wrong.
+bool Agreement::is_compared(const Call& call, bool on_gpus) const {
+  if (call.capture != 0) return false;
+  if (ring_.state == nullptr || !ring_.state->agreed) return true;
+  switch (settings().check) {
+    case Check::always:
+      return true;
+    case Check::off:
+      return false;
+    case Check::automatic:
+      return !on_gpus || std::has_single_bit(static_cast<std::uint64_t>(call_));
+  }
+  return true;
+}
+
+void Agreement::show(CallHeader& header, const std::exception_ptr& refusal) {
+  std::vector<CallHeader> headers;
   try {
-    Transport& carrier = ring.header_transport == nullptr ? *ring.transport : *ring.header_transport;
+    Transport& carrier = ring_.header_transport == nullptr ? *ring_.transport : *ring_.header_transport;
     const std::string obstacle = carrier.obstacle(at::kCPU);
     TORCH_CHECK_VALUE(obstacle.empty(), "group: the ranks compare their calls over the CPU, and ", obstacle,
                       ". ringattn_ext.init(group) makes a side group for that");
-    const std::vector<CallHeader> headers = exchange_headers(carrier, header);
-    text = verdict(headers);
-    if (ring.state != nullptr) {
-      // Ranks that have lost count say so once and go on together.
-      for (const CallHeader& other : headers) {
-        ring.state->calls = std::max(ring.state->calls.load(), other.get(Field::call));
-      }
+    headers = exchange_headers(carrier, header);
+  } catch (const RingError&) {
+    if (!refusal) fail(std::current_exception());
+    try {
+      fail(std::current_exception());
+    } catch (...) {  // this rank's own refusal is what its caller should see
     }
-  } catch (...) {
+    return;
+  } catch (const c10::Error&) {
     if (!refusal) throw;
+    return;
+  } catch (...) {
+    fail(std::current_exception());
   }
-  if (!refusal && !text.empty()) throw RingError(text);
+  const Verdict found = verdict(headers);
+  if (ring_.state != nullptr) {
+    // Ranks that have lost count say so once and go on together.
+    for (const CallHeader& other : headers) {
+      ring_.state->calls = std::max(ring_.state->calls.load(), other.get(Field::call));
+    }
+    ring_.state->agreed |= found.text.empty();
+  }
+  if (!refusal && !found.text.empty()) throw RingError(found.text, {ring_.rank, found.rank, ring_.name, call_});
+}
+
+void Agreement::fail(const std::exception_ptr& error) {
+  if (ring_.state == nullptr || capture_ != 0) std::rethrow_exception(error);
+  try {
+    std::rethrow_exception(error);
+  } catch (const RingError& own) {
+    ring_.state->failure = explain(own);
+    throw *ring_.state->failure;
+  } catch (...) {
+    const std::string reason = reason_of(error);
+    const Group group = ring_.state->group.lock();
+    if (group) Reports(group->getStore()).publish(ring_.rank, {-1, reason});
+    ring_.transport->close();
+    if (ring_.header_transport != nullptr) ring_.header_transport->close();
+    ring_.state->failure =
+        RingError("rank " + std::to_string(ring_.rank) + " failed in call " + std::to_string(call_) + " (" +
+                      op_name(op_) + "): " + reason,
+                  {ring_.rank, ring_.rank, ring_.name, call_});
+    throw;
+  }
+}
+
+// What broke the group, as this rank saw it and as others have told; they are told in turn, and the connections end.
+RingError Agreement::explain(const RingError& own) const {
+  const Group group = ring_.state->group.lock();
+  const Reports reports(group ? group->getStore() : nullptr);
+  reports.publish(ring_.rank, {own.where().peer, own.text()});
+  ring_.transport->close();
+  if (ring_.header_transport != nullptr) ring_.header_transport->close();
+
+  // From rank to rank, each blaming the next, to one that has blamed nobody.
+  int culprit = own.where().peer;
+  std::optional<Report> last;
+  std::set<int> seen{ring_.rank};
+  int reporter = -1;
+  while (culprit >= 0 && seen.insert(culprit).second) {
+    const auto report = reports.of(culprit, own.where().silent ? kPatienceWithTheSilent : kPatienceWithTheClosed);
+    if (!report) break;
+    last = report;
+    reporter = culprit;
+    if (report->peer < 0 || seen.contains(report->peer)) break;
+    culprit = report->peer;
+  }
+  std::string text;
+  if (culprit >= 0) {
+    text = "rank " + std::to_string(culprit) +
+           (last && reporter == culprit ? " failed" : own.where().silent ? " gave no sign of life" : " is lost");
+  } else {
+    text = "the call failed";
+  }
+  text += ", in call " + std::to_string(call_) + " (" + op_name(op_) + ") on group '" + ring_.name + "'; " + own.text();
+  if (last) text += "; rank " + std::to_string(reporter) + " reported: " + last->text;
+  Whereabouts where = own.where();
+  where.rank = ring_.rank;
+  where.peer = culprit;
+  where.group = ring_.name;
+  where.call = call_;
+  return RingError(text, std::move(where));
 }
 
 }  // namespace ringattn

@@ -5,24 +5,30 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "comm/transport.h"
+#include "core/error.h"
 #include "ring/workspace.h"
 
 namespace ringattn {
 
 // What this process remembers of a group from call to call.
 struct GroupState {
-  explicit GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) : group(process_group) {}
+  explicit GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group);
 
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  const int process;  // a child that is forked from it cannot use the group
   c10::intrusive_ptr<c10d::ProcessGroup> side;  // on which headers travel; null: on the group itself
   std::atomic<std::int64_t> calls = 0;
-  bool connected = false;  // its connections for GPUs have been opened
+  bool agreed = false;               // the ranks have compared a call and found nothing wrong
+  bool connected = false;            // its connections for GPUs have been opened
+  std::optional<RingError> failure;  // the first, since which the group is broken
   std::mutex busy;         // one caller at a time: two would receive each other's messages
   Workspace workspace;
 };
@@ -36,6 +42,7 @@ struct Call {
 
 // This process's place in a ring. A ring of one has no transport.
 struct Ring {
+  std::string name;  // of the group
   int rank = 0;
   int world_size = 1;
   std::unique_ptr<Transport> transport;
@@ -69,7 +76,13 @@ void use_side_group(const std::string& name, const std::string& side);
 //
 // Calls with tensors on the CPU all do so. Where they are on GPUs, whose hosts should not wait for each other, calls
 // number 1, 2, 4, 8, … of the group do: by number, so that all ranks do it at the same calls; and none that is captured
-// into a graph. A rank that refuses any other call leaves the others to their timeout.
+// into a graph. RINGATTN_CHECK has all calls compared, or none once the ranks have agreed on one. A rank that refuses a
+// call that is not compared leaves the others to their timeout.
+//
+// A failure in the comparison or in the payload breaks the group for good: part of a call's messages may be under way.
+// The rank then leaves a report for the others, closes its connections, so that whoever waits for it fails too, and
+// raises; so does every later call on the group, at once and with the first cause. A disagreement or a refusal leaves
+// the group as it was.
 //
 // The first call with tensors on GPUs also opens the connections, by a hop in each direction, whether or not it has
 // anything to exchange: all ranks must take part in that. It cannot be captured.
@@ -82,8 +95,25 @@ class Agreement {
   // The number of this call on the group; 0 in a ring of one and for virtual ranks.
   std::int64_t call() const { return call_; }
 
+  // Runs what moves the payload.
+  template <typename Function>
+  auto carry_out(const Function& function) {
+    try {
+      return function();
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+
  private:
-  void show(Ring& ring, CallHeader& header, const std::exception_ptr& refusal);
+  bool is_compared(const Call& call, bool on_gpus) const;
+  void show(CallHeader& header, const std::exception_ptr& refusal);
+  [[noreturn]] void fail(const std::exception_ptr& error);
+  RingError explain(const RingError& own) const;
+
+  Ring& ring_;
+  Op op_;
+  std::uint64_t capture_;
 
   std::unique_lock<std::mutex> busy_;
   Lease lease_;

@@ -41,7 +41,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
   ForwardTensors tensors;
   Device device;
   const Call call = call_on(ring, Op::ring_forward, query.device());
-  const Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
+  Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
     pass = check_pass(query, key, value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (order.defined()) check_number(order, "order");
@@ -50,7 +50,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
     tensors = allocate_forward(*pass, ring.rank, with_unit_stride(query), with_unit_stride(key),
                                with_unit_stride(value), lease);
   });
-  at::Tensor kept = ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors);
+  const at::Tensor kept =
+      agreement.carry_out([&] { return ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors); });
   if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement.call();
   return {tensors.out, tensors.lse, kept};
 }
@@ -62,7 +63,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
   BackwardTensors tensors;
   Device device;
   const Call call = call_on(ring, Op::ring_backward, saved.query.device());
-  const Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
+  Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
     pass = check_pass(saved.query, saved.key, saved.value, options, {ring.world_size, ring.rank});
     pass->describe(header);
     if (saved.forward_call.defined()) {
@@ -92,7 +93,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     tensors.kept = saved.kept.contiguous();
     allocate_backward(*pass, ring.rank, device, tensors, lease);
   });
-  ring_backward(*pass, ring.rank, ring.transport.get(), device, tensors);
+  agreement.carry_out([&] { ring_backward(*pass, ring.rank, ring.transport.get(), device, tensors); });
   const auto or_empty = [&](const at::Tensor& t) { return t.defined() ? t : at::empty({0}, saved.query.options()); };
   return {or_empty(tensors.grad_query), or_empty(tensors.grad_key), or_empty(tensors.grad_value)};
 }
@@ -130,7 +131,7 @@ void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reaso
   if (ring.world_size == 1) return;
   try {
     const Call call = call_on(ring, Op::refuse, payload);
-    const Agreement agreement(ring, call, [&](CallHeader&, Lease&) { throw std::invalid_argument(reason); });
+    Agreement agreement(ring, call, [&](CallHeader&, Lease&) { throw std::invalid_argument(reason); });
   } catch (const std::invalid_argument&) {  // what was asked for
   }
 }
@@ -169,8 +170,8 @@ TORCH_LIBRARY_IMPL(ringattn, CompositeExplicitAutograd, m) {
 
 TORCH_LIBRARY_FRAGMENT(ringattn, m) {
   using ringattn::implement;
-  implement(m, "ring_forward", ringattn::forward_op);
-  implement(m, "ring_backward", ringattn::backward_op);
-  implement(m, "refuse", ringattn::refuse_op);
-  implement(m, "init", ringattn::init_op);
+  implement<ringattn::forward_op>(m, "ring_forward");
+  implement<ringattn::backward_op>(m, "ring_backward");
+  implement<ringattn::refuse_op>(m, "refuse");
+  implement<ringattn::init_op>(m, "init");
 }

@@ -35,7 +35,7 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
   const c10::OptionalDeviceGuard guard(part.device());
   GatherTensors tensors;
   const Call call = call_on(ring, Op::gather, part.device());
-  const Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
+  Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
     dim = check_dim(part, "x", dim);
     const LayoutKind kind = as_value_error([&] { return parse_layout(layout_text); });
     const std::int64_t total = seq_len.value_or(part.size(dim) * ring.world_size);
@@ -58,7 +58,7 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
     lease = ring.lease(call);
     tensors = allocate_gather(*layout, part, dim, lease);
   });
-  ring_gather(*layout, ring.rank, ring.transport.get(), part, dim, tensors);
+  agreement.carry_out([&] { ring_gather(*layout, ring.rank, ring.transport.get(), part, dim, tensors); });
   return tensors.whole;
 }
 
@@ -66,6 +66,6 @@ at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::i
 }  // namespace ringattn
 
 TORCH_LIBRARY_FRAGMENT(ringattn, m) {
-  ringattn::implement(m, "shard", ringattn::shard_op);
-  ringattn::implement(m, "gather", ringattn::gather_op);
+  ringattn::implement<ringattn::shard_op>(m, "shard");
+  ringattn::implement<ringattn::gather_op>(m, "gather");
 }

@@ -233,6 +233,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_op(
 }  // namespace ringattn
 
 TORCH_LIBRARY_FRAGMENT(ringattn, m) {
-  ringattn::implement(m, "virtual_ring_forward", ringattn::forward_op);
-  ringattn::implement(m, "virtual_ring_backward", ringattn::backward_op);
+  ringattn::implement<ringattn::forward_op>(m, "virtual_ring_forward");
+  ringattn::implement<ringattn::backward_op>(m, "virtual_ring_backward");
 }

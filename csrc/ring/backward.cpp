@@ -120,7 +120,11 @@ void ring_backward(const Pass& pass, int rank, Transport* transport, const Devic
       receives.push_back({gradient(step.incoming_gradient, step.block).message, step.receive_from});
     }
     std::unique_ptr<Exchange> exchange;
-    if (!sends.empty()) exchange = transport->post(std::move(sends), std::move(receives));
+    if (!sends.empty()) {
+      const Stage stage{"backward hop", static_cast<int>(&step - tensors.steps.data()),
+                        static_cast<int>(tensors.steps.size())};
+      exchange = transport->post(std::move(sends), std::move(receives), stage);
+    }
 
     local = contribution(step);
     for (at::Tensor& part : local) part.zero_();

@@ -68,7 +68,8 @@ at::Tensor ring_forward(const Pass& pass, int rank, Transport* transport, const 
     std::unique_ptr<Exchange> exchange;
     if (step.next_block != kNone) {
       exchange = transport->post({{packed(step.read_buffer, step.block).message, step.send_to}},
-                                 {{packed(step.write_buffer, step.next_block).message, step.receive_from}});
+                                 {{packed(step.write_buffer, step.next_block).message, step.receive_from}},
+                                 {"hop", static_cast<int>(&step - steps.data()), static_cast<int>(steps.size()) - 1});
     }
 
     const bool visible = step.visibility != Visibility::skip;

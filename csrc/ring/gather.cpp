@@ -60,8 +60,8 @@ void ring_gather(const Layout& layout, int rank, Transport* transport, const at:
     const at::Tensor in_hand = part_of(owner, s % kBlockBuffers);
     std::unique_ptr<Exchange> exchange;
     if (s + 1 < P) {
-      exchange =
-          transport->post({{in_hand, (rank + 1) % P}}, {{part_of(next, (s + 1) % kBlockBuffers), (rank - 1 + P) % P}});
+      exchange = transport->post({{in_hand, (rank + 1) % P}},
+                                 {{part_of(next, (s + 1) % kBlockBuffers), (rank - 1 + P) % P}}, {"hop", s, P - 1});
     }
     put_segments(tensors.whole, dim, layout.segments(owner), in_hand);
     if (exchange) exchange->wait();

@@ -9,15 +9,38 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ringattn_ext._C import RING_ERROR_PREFIX
+from ringattn_ext._C import host_in_python
 from ringattn_ext._groups import payload_device, prepare
 
 _T = TypeVar("_T")
 
 
 class RingError(RuntimeError):
-    """The ranks of a ring disagree about a call (the same text on every rank), or the ring failed."""
+    """The ranks of a ring disagree about a call (the same text on every rank), or the ring failed.
 
+    Attributes, each None where it is unknown:
+        rank: the rank of this process in the group.
+        peer: the rank whose fault it is: it is lost, silent or failed, or it refused or alone has another value.
+        group: the group's name.
+        call: the number of the call on the group, from 1.
+        hop: the hop of the pass that failed, from 0; None while the ranks compare their calls.
+    """
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        rank: int | None = None,
+        peer: int | None = None,
+        group: str | None = None,
+        call: int | None = None,
+        hop: int | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.rank, self.peer, self.group, self.call, self.hop = rank, peer, group, call, hop
+
+
+host_in_python(RingError)
 
 _ORDER = torch.zeros(1, dtype=torch.int64, device="cpu")
 
@@ -36,9 +59,8 @@ def ring_call(group: str, function: Callable[[], _T], example: object = None) ->
 
     example: a tensor of the call, if it is one, or its device: where those of the other ranks are expected.
 
-    A C++ RingError, which arrives as a RuntimeError, is raised as ringattn_ext.RingError. If the call fails before its
-    kernel runs (in Python, or because the dispatcher cannot convert an argument), the group's call is refused, so that
-    the other ranks raise too instead of waiting.
+    If the call fails before its kernel runs (in Python, or because the dispatcher cannot convert an argument), the
+    group's call is refused, so that the other ranks raise too instead of waiting.
     """
     if torch.compiler.is_compiling():
         prepare(group)
@@ -48,12 +70,9 @@ def ring_call(group: str, function: Callable[[], _T], example: object = None) ->
     try:
         return function()
     except Exception as error:
-        text = str(error)
-        if type(error) is RuntimeError and text.startswith(RING_ERROR_PREFIX):
-            raise RingError(text) from None
-        if torch.ops.ringattn.calls(group) == calls:
+        if not isinstance(error, RingError) and torch.ops.ringattn.calls(group) == calls:
             payload = example.device if isinstance(example, Tensor) else example
-            refuse(group, text, payload if isinstance(payload, torch.device) else payload_device(group))
+            refuse(group, str(error), payload if isinstance(payload, torch.device) else payload_device(group))
         raise
 
 

@@ -1,0 +1,35 @@
+// What ranks that failed tell the others, who only see a connection close: each leaves a report in the store of the
+// group, before it closes its own connections. So a rank far from the fault can name it.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace ringattn {
+
+struct Report {
+  int peer = -1;  // the rank that it blames; none: the trouble is its own
+  std::string text;
+};
+
+// The store may have gone with the rank that kept it, so every question has an end.
+class Reports {
+ public:
+  explicit Reports(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}  // may be null
+
+  void publish(int rank, const Report& report) const;
+
+  // Waits that long for it to come.
+  std::optional<Report> of(int rank, std::chrono::milliseconds patience) const;
+
+  // A rank that has left one; none: -1. May take as long as the store likes.
+  int any() const;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace ringattn
