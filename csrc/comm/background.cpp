@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -11,34 +12,47 @@
 namespace ringattn {
 namespace {
 
+// Calls `function`, then, when its thread is free for the next, `done`.
+struct Job {
+  std::function<void()> function, done;
+};
+
 class Pool {
  public:
-  void run(std::function<void()> function) {
-    std::unique_lock lock(mutex_);
+  void run(Job job) {
+    const std::lock_guard lock(mutex_);
     if (idle_.empty()) {
-      std::thread([this, function = std::move(function)]() mutable { work(std::move(function)); }).detach();
+      std::thread([this, job = std::move(job)]() mutable { work(std::move(job)); }).detach();
       return;
     }
     Worker* worker = idle_.back();
     idle_.pop_back();
-    worker->function = std::move(function);
+    worker->job = std::move(job);
     worker->wake.notify_one();
   }
 
  private:
   struct Worker {
     std::condition_variable wake;
-    std::function<void()> function;
+    std::optional<Job> job;
   };
 
-  void work(std::function<void()> first) {
+  void work(Job first) {
     Worker worker;
-    worker.function = std::move(first);
+    worker.job = std::move(first);
+    std::unique_lock lock(mutex_);
     for (;;) {
-      std::exchange(worker.function, nullptr)();
-      std::unique_lock lock(mutex_);
+      Job job = *std::exchange(worker.job, std::nullopt);
+      lock.unlock();
+      job.function();
+      job.function = nullptr;  // with all that it holds
+      lock.lock();
       idle_.push_back(&worker);
-      worker.wake.wait(lock, [&] { return worker.function != nullptr; });
+      lock.unlock();
+      job.done();
+      job.done = nullptr;
+      lock.lock();
+      worker.wake.wait(lock, [&] { return worker.job.has_value(); });
     }
   }
 
@@ -75,25 +89,24 @@ void BackgroundCalls::start(std::function<void()> function) {
     const std::lock_guard lock(state_->mutex);
     ++state_->running;
   }
-  const auto finish = [](State& state, std::exception_ptr failure) {
-    const std::lock_guard lock(state.mutex);
-    --state.running;
-    if (!state.failure) state.failure = std::move(failure);
-    state.changed.notify_all();
+  const auto done = [state = state_] {
+    const std::lock_guard lock(state->mutex);
+    --state->running;
+    state->changed.notify_all();
   };
   try {
-    pool().run([state = state_, function = std::move(function), finish]() mutable {
-      std::exception_ptr failure;
-      try {
-        function();
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      function = nullptr;  // before whoever waits goes on
-      finish(*state, std::move(failure));
-    });
+    pool().run({[state = state_, function = std::move(function)] {
+                  try {
+                    function();
+                  } catch (...) {
+                    const std::lock_guard lock(state->mutex);
+                    if (!state->failure) state->failure = std::current_exception();
+                    state->changed.notify_all();
+                  }
+                },
+                done});
   } catch (...) {  // no thread
-    finish(*state_, nullptr);
+    done();
     throw;
   }
 }

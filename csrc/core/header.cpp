@@ -108,17 +108,20 @@ std::string value_text(std::int64_t value, int field) {
 
 constexpr std::size_t kMaxValues = 4;  // that a text lists
 
-// "rank 3 has " or "ranks 0-2 and 5 have ".
+// "rank 3 has " or "ranks 0-2, 5 and 7 have ".
 std::string ranks_text(const std::vector<int>& ranks) {
-  std::vector<std::string> runs;
+  std::vector<std::string> parts;
   for (std::size_t first = 0, end = 0; first < ranks.size(); first = end) {
     while (end < ranks.size() && ranks[end] - ranks[first] == static_cast<int>(end - first)) ++end;
-    runs.push_back(std::to_string(ranks[first]));
-    if (end - first > 1) runs.back() += (end - first > 2 ? "-" : " and ") + std::to_string(ranks[end - 1]);
+    if (end - first > 2) {
+      parts.push_back(std::to_string(ranks[first]) + '-' + std::to_string(ranks[end - 1]));
+    } else {
+      for (std::size_t i = first; i < end; ++i) parts.push_back(std::to_string(ranks[i]));
+    }
   }
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == runs.size() ? " and " : ", ") + runs[i];
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    text += std::string(i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
   }
   return text + (ranks.size() == 1 ? " has " : " have ");
 }

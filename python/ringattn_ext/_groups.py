@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 _T = TypeVar("_T")
+
+# The groups of the process that this one was forked from: the connections are its.
+_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _inherit_groups() -> None:
+    if dist.is_available() and dist.is_initialized():
+        _inherited.update(dist.distributed_c10d._world.pg_map)
+
+
+os.register_at_fork(after_in_child=_inherit_groups)
+
+
+def is_inherited(name: str) -> bool:
+    """Whether the group of that name is one of the process that this one was forked from."""
+    return len(_inherited) > 0 and dist.distributed_c10d._resolve_process_group(name) in _inherited
 
 
 def constant_in_compiled_code(function: Callable[..., _T]) -> Callable[..., _T]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ringattn_ext._C import host_in_python
-from ringattn_ext._groups import payload_device, prepare
+from ringattn_ext._groups import is_inherited, payload_device, prepare
 
 _T = TypeVar("_T")
 
@@ -65,6 +65,11 @@ def ring_call(group: str, function: Callable[[], _T], example: object = None) ->
     if torch.compiler.is_compiling():
         prepare(group)
         return function()
+    if group and is_inherited(group):
+        raise RingError(
+            f"ring: group '{group}' belongs to the process that this one was forked from; make a group in this process",
+            group=group,
+        )
     prepare(group)
     calls = torch.ops.ringattn.calls(group)
     try:

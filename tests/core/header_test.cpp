@@ -22,7 +22,7 @@ const std::int64_t kHalf = std::bit_cast<std::int64_t>(0.5), kTenth = std::bit_c
 
 const Example kExamples[] = {
     {Field::protocol, 1, CallHeader::kProtocol, "the protocol of ringattn_ext", "0x0000000000000001",
-     "0x52494e4741545431"},
+     "0x52494e4741545432"},
     {Field::op, 0, 1, "the operator", "ring_forward", "ring_backward"},
     {Field::call, 7, 8, "the call number on this group", "7", "8"},
     {Field::dtype, 6, 15, "dtype", "float32", "bfloat16"},
@@ -47,6 +47,8 @@ const Example kExamples[] = {
     {Field::gather_outer, 3, 4, "the number of elements before dim", "3", "4"},
     {Field::gather_inner, 3, CallHeader::kUnset, "the number of elements after dim", "3", "none"},
     {Field::gather_sizes, 255, 256, "the hash of the sizes other than dim", "0x00000000000000ff", "0x0000000000000100"},
+    {Field::members, 255, 256, "the hash of the members of the group", "0x00000000000000ff", "0x0000000000000100"},
+    {Field::check, 0, 2, "RINGATTN_CHECK", "auto", "off"},
 };
 static_assert(std::size(kExamples) == static_cast<std::size_t>(Field::count));
 
@@ -59,11 +61,11 @@ std::string verdict_elsewhere(const std::vector<CallHeader>& headers) {
   for (std::size_t rank = 0; rank < headers.size(); ++rank) {
     std::memcpy(static_cast<void*>(&copies[rank]), &headers[rank], sizeof(CallHeader));
   }
-  return verdict(copies);
+  return verdict(copies).text;
 }
 
 std::string checked_verdict(const std::vector<CallHeader>& headers) {
-  const std::string result = verdict(headers);
+  const std::string result = verdict(headers).text;
   CHECK(verdict_elsewhere(headers) == result, result);
   return result;
 }
@@ -87,30 +89,62 @@ void equal_headers() {
   CHECK(header.get(Field::scale) == kHalf && header.get(Field::batch) == 3);
 }
 
+std::string run_of_ranks(std::size_t first, std::size_t last) {
+  if (first == last) return text("rank ", first, " has ");
+  return text("ranks ", first, last == first + 1 ? " and " : "-", last, " have ");
+}
+
+// The rank that is to blame, if the others agree; between two ranks nobody can say.
+void odd_ranks() {
+  std::vector<CallHeader> headers(5, usual_header());
+  CHECK(verdict(headers).rank == -1);
+  headers[3].set(Field::head_dim, std::int64_t{32});
+  CHECK(verdict(headers).rank == 3);
+  CHECK(checked_verdict(headers) == "ranks disagree on head_dim: ranks 0-2 and 4 have 64, rank 3 has 32",
+        verdict(headers).text);
+  headers[1].set(Field::head_dim, std::int64_t{32});
+  CHECK(verdict(headers).rank == -1);
+  CHECK(checked_verdict(headers) == "ranks disagree on head_dim: ranks 0, 2 and 4 have 64, ranks 1 and 3 have 32",
+        verdict(headers).text);
+  headers.resize(2);
+  CHECK(verdict(headers).rank == -1 && !verdict(headers).text.empty());
+  headers[1].refuse("no");
+  CHECK(verdict(headers).rank == 1);
+
+  std::vector<CallHeader> all(7, usual_header());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].set(Field::batch, static_cast<std::int64_t>(rank));
+  CHECK(verdict(all).rank == -1);
+  CHECK(checked_verdict(all) ==
+            "ranks disagree on the batch size: rank 0 has 0, rank 1 has 1, rank 2 has 2, rank 3 has 3, and there are 3 "
+            "more values",
+        verdict(all).text);
+}
+
 void differing_fields(Random& random) {
   for (const Example& example : kExamples) {
     for (int P = 2; P <= 5; ++P) {
       const auto rank = static_cast<std::size_t>(between(random, 1, P - 1));
       std::vector<CallHeader> headers(P, usual_header());
-      // Ranks behind it differ as well: the first one is named.
+      // Ranks behind it differ as well.
       for (std::size_t r = rank; r < headers.size(); ++r) headers[r].set(example.field, example.second);
-      const std::string expected = text("ranks disagree on ", example.name, ": rank 0 has ", example.first_text,
-                                        ", rank ", rank, " has ", example.second_text);
-      CHECK(checked_verdict(headers) == expected, verdict(headers), " instead of ", expected);
+      const std::string expected =
+          text("ranks disagree on ", example.name, ": ", run_of_ranks(0, rank - 1), example.first_text, ", ",
+               run_of_ranks(rank, P - 1), example.second_text);
+      CHECK(checked_verdict(headers) == expected, verdict(headers).text, " instead of ", expected);
 
       // Of several fields the first in the order of Field counts, whichever rank it is on.
       for (const Example& other : kExamples) {
         if (other.field <= example.field) continue;
         auto more = headers;
         more[1].set(other.field, other.second);
-        CHECK(checked_verdict(more) == expected, verdict(more), " instead of ", expected);
+        CHECK(checked_verdict(more) == expected, verdict(more).text, " instead of ", expected);
       }
     }
   }
   // Rank 0 is the odd one.
   std::vector<CallHeader> headers(3, usual_header());
   headers[0].set(Field::head_dim, std::int64_t{32});
-  CHECK(checked_verdict(headers) == "ranks disagree on head_dim: rank 0 has 32, rank 1 has 64", verdict(headers));
+  CHECK(checked_verdict(headers) == "ranks disagree on head_dim: rank 0 has 32, ranks 1 and 2 have 64", verdict(headers).text);
 }
 
 void refusals() {
@@ -118,18 +152,18 @@ void refusals() {
   headers[1].set(Field::protocol, std::int64_t{0});
   headers[2].refuse("query: expected 4 dimensions, got 3");
   headers[3].refuse("later");
-  CHECK(checked_verdict(headers) == "rank 2 refused: query: expected 4 dimensions, got 3", verdict(headers));
+  CHECK(checked_verdict(headers) == "rank 2 refused: query: expected 4 dimensions, got 3", verdict(headers).text);
   headers[2].refuse("short");  // leaves nothing of the longer text
-  CHECK(checked_verdict(headers) == "rank 2 refused: short", verdict(headers));
+  CHECK(checked_verdict(headers) == "rank 2 refused: short", verdict(headers).text);
   headers[0].refuse("");
-  CHECK(checked_verdict(headers) == "rank 0 refused: ", verdict(headers));
+  CHECK(checked_verdict(headers) == "rank 0 refused: ", verdict(headers).text);
 
   const std::size_t room = sizeof(CallHeader::reason);
   headers[0].refuse(std::string(1000, 'y'));
   CHECK(headers[0].reason[room - 1] == '\0');
-  CHECK(checked_verdict(headers) == "rank 0 refused: " + std::string(room - 1, 'y'), verdict(headers));
+  CHECK(checked_verdict(headers) == "rank 0 refused: " + std::string(room - 1, 'y'), verdict(headers).text);
   std::memset(headers[0].reason, 'z', room);  // no terminator, from a peer
-  CHECK(checked_verdict(headers) == "rank 0 refused: " + std::string(room, 'z'), verdict(headers));
+  CHECK(checked_verdict(headers) == "rank 0 refused: " + std::string(room, 'z'), verdict(headers).text);
 
   // A text of several bytes per character is cut between characters: Python could not decode half of one.
   for (const std::string& character : {std::string("é"), std::string("→"), std::string("𝛁")}) {
@@ -138,7 +172,7 @@ void refusals() {
       while (whole.size() < 600) whole += character;
       headers[0].refuse(whole);
       const std::size_t kept = before + (room - 1 - before) / character.size() * character.size();
-      CHECK(checked_verdict(headers) == "rank 0 refused: " + whole.substr(0, kept), verdict(headers));
+      CHECK(checked_verdict(headers) == "rank 0 refused: " + whole.substr(0, kept), verdict(headers).text);
     }
   }
 }
@@ -196,6 +230,7 @@ void hashes(Random& random) {
 
 void test_headers(Random& random) {
   equal_headers();
+  odd_ranks();
   differing_fields(random);
   refusals();
   stray_bytes(random);
