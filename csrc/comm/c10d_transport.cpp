@@ -149,7 +149,7 @@ class HostExchange final : public Exchange {
         abort();
         throw;
       }
-      if (!warned && waited >= settings().warn_after) warn(waited), warned = true;
+      if (!warned && waited >= warn_after()) warn(waited), warned = true;
     }
     if (const auto failure = calls_.failure()) {
       abort();

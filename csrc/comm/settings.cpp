@@ -52,4 +52,12 @@ const Settings& settings() {
   return settings;
 }
 
+std::chrono::milliseconds warn_after() {
+  try {
+    return settings().warn_after;
+  } catch (const std::invalid_argument&) {  // the call is refused, which the others must hear
+    return Settings().warn_after;
+  }
+}
+
 }  // namespace ringattn

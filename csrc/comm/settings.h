@@ -16,6 +16,9 @@ struct Settings {
 // Throws std::invalid_argument if a variable has a value that means nothing.
 const Settings& settings();
 
+// Of settings(); the default where that throws.
+std::chrono::milliseconds warn_after();
+
 const char* check_name(Check check);
 
 }  // namespace ringattn

@@ -157,12 +157,14 @@ def ring_attention(
     Raises:
         ValueError, TypeError: this rank's arguments are bad. The other ranks raise RingError.
         NotImplementedError: this build or this machine has no kernels for the device; the text says why.
-        RingError: ranks disagree about the call, another rank refused its input, or communication failed. After a
-            disagreement or a refusal the group stays usable. In compiled code: a RuntimeError with the same text; and a
-            rank that fails while it is tracing is not heard by the others, which wait for the group's timeout.
+        RingError: ranks disagree about the call, another rank refused its input, or communication failed; its
+            attributes say whose fault it is. After a disagreement or a refusal the group stays usable; after any other
+            failure it is broken, and every later call on it raises at once with what broke it. A rank that fails while
+            it is tracing for the compiler is not heard by the others, which wait for the group's timeout.
 
     A group with a backend for GPUs compares its calls at number 1, 2, 4, 8, … alone, so that the hosts of its ranks
-    need not keep pace; a disagreement or a refusal between these leaves the other ranks to the group's timeout.
+    need not keep pace; a disagreement or a refusal between these leaves the other ranks to the group's timeout. The
+    environment variable RINGATTN_CHECK=always has every call compared, off none once the ranks have agreed on one.
 
     CUDA graphs: forward and backward can be captured, on a group after `init` and one call with the same arguments. All
     ranks capture, and replay in the same order.
