@@ -1,0 +1,10 @@
+"""Rings of real processes, and what can happen to them. Tests use cases, runner and promises.
+
+runner    one process has torch imported, and forks a leader for every case
+leader    forks the ranks, does to them what only another process can, and collects what they say
+rank      a rank: a call to compare with, the call under the fault, the next one, a new group
+inject    what a rank does to itself at a moment of a pass: dies, stops, waits, raises
+links     network links that can be cut, slowed down, or fail with an error of the system
+cases     the faults, the phases of a pass, and which of their combinations run
+promises  what must hold afterwards, one function for each promise
+"""

@@ -1,0 +1,227 @@
+"""What must hold after a case: each promise is one function of the case and the report of its leader.
+
+`check` asserts all that apply. A failure shows the report, less what makes it long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from faults.cases import LOST_RANK, Case
+
+Report = dict[str, Any]
+
+AT_ONCE = 0.2  # s, for the next call on a broken group
+INTERRUPTED = 1.5  # s: a second, and what a busy machine adds
+EARLY = 0.5  # s before the timeout at which a wait may end
+BUSY = 0.3  # s of CPU time per second of waiting
+BUSY_AT_MOST = 0.3  # s of CPU time on top: raising, and noise
+DESTROYED = 5.0  # s
+
+
+def runs(case: Case, report: Report) -> dict[int, dict[str, Any]]:
+    """What the pass came to on every rank that lived."""
+    return report["steps"].get("run", {})
+
+
+def others(case: Case, report: Report) -> dict[int, dict[str, Any]]:
+    return {rank: run for rank, run in runs(case, report).items() if rank != case.victim}
+
+
+def freed(case: Case, report: Report) -> dict[int, dict[str, Any]]:
+    """The rank that could notice nothing before it was set free, if the case has one."""
+    ranks = {case.actor} if report["cleared_at"] else set()
+    return {rank: run for rank, run in runs(case, report).items() if rank in ranks}
+
+
+def seconds(case: Case, report: Report, rank: int) -> float:
+    """From the fault, or from when the rank was set free, to the end of the pass on that rank."""
+    begin = report["cleared_at"] if rank in freed(case, report) else report["fault_at"]
+    return runs(case, report)[rank]["ended"] - begin
+
+
+# --- every case ---
+
+
+def every_rank_answered(case: Case, report: Report) -> None:
+    assert not report["broken"], (report["broken"], report.get("stderr"))
+    stacks = "\n".join(f"--- rank {rank}\n{text}" for rank, text in report["stacks"].items())
+    where = list(report["steps"])[-1]
+    assert not stacks, f"no answer from ranks {sorted(report['stacks'])} to {where!r}, where they stood:\n{stacks}"
+
+
+def no_process_died(case: Case, report: Report) -> None:
+    """But the one that was to; and those that are left end well."""
+    expected = dict.fromkeys(range(case.P), 0)
+    if case.fault == "kill":
+        expected[case.victim] = -9
+    stderr = {rank: report["stderr"][rank][-2000:] for rank, code in report["exits"].items() if code != expected[rank]}
+    assert report["exits"] == expected, stderr
+    dead = {case.victim} if case.what.victim_ends == "dead" else set()
+    assert set(runs(case, report)) == set(range(case.P)) - dead
+
+
+def nobody_was_busy(case: Case, report: Report) -> None:
+    """Ranks sleep while they wait."""
+    for rank, run in runs(case, report).items():
+        waited = run["ended"] - run["started"]
+        assert run["cpu"] < BUSY * waited + BUSY_AT_MOST, f"rank {rank}: {run['cpu']:.2f} s of CPU in {waited:.2f} s"
+
+
+def a_new_group_works(case: Case, report: Report) -> None:
+    for rank, answer in report["steps"]["recover"].items():
+        assert answer["destroy"] is None and answer["error"] is None, (rank, answer)
+        assert answer["seconds"] < DESTROYED, (rank, answer)
+
+
+def nothing_is_left(case: Case, report: Report) -> None:
+    """No thread and no open file of a group that is gone."""
+    for rank, answer in report["steps"]["recover"].items():
+        for moment in ("after_destroy", "after_recovery"):
+            more = {what: count - answer["at_rest"][what] for what, count in answer[moment].items()}
+            assert max(more.values()) <= 0, f"rank {rank}, {moment}: {more} more than before"
+
+
+# --- passes that fail ---
+
+
+def ring_error(case: Case, report: Report) -> None:
+    """On all ranks but the one that failed in a way of its own."""
+    for rank, run in runs(case, report).items():
+        own = rank == case.victim and case.what.victim_ends == "raises"
+        error = run["error"]
+        assert error is not None, f"rank {rank} has finished, without an error"
+        if not own:
+            assert error["type"] == "RingError", (rank, error)
+
+
+def bounded(case: Case, report: Report) -> None:
+    for rank in runs(case, report):
+        bound = LOST_RANK if rank in freed(case, report) else case.bound
+        took = seconds(case, report, rank)
+        assert took <= bound, f"rank {rank} needed {took:.2f} s, more than {bound} s"
+
+
+def not_early(case: Case, report: Report) -> None:
+    """A silent rank has the timeout of the group to come back."""
+    for rank, run in others(case, report).items():
+        took = run["ended"] - run["started"]
+        assert took >= case.timeout - EARLY, f"rank {rank} gave up after {took:.2f} s of {case.timeout} s"
+
+
+def attributes(case: Case, report: Report) -> None:
+    """What an error says of itself: rank, group and call; peer and hop where there are such."""
+    for rank, run in runs(case, report).items():
+        error = run["error"]
+        if error["type"] != "RingError":
+            continue
+        about = {name: error[name] for name in ("rank", "peer", "group", "call", "hop")}
+        assert about["rank"] == rank, (rank, about)
+        assert about["group"] == report["steps"]["start"][rank]["group"], (rank, about)
+        assert isinstance(about["call"], int) and about["call"] > 0, (rank, about)
+        peers = [*range(rank), *range(rank + 1, case.P), None]
+        assert about["peer"] in peers, (rank, about)
+        assert about["hop"] is None or about["hop"] in range(case.P), (rank, about)
+
+
+def culprit_is_named(case: Case, report: Report) -> None:
+    """By a rank that has to do with it; in a ring of two there is no other to blame."""
+    named = {rank: run["error"]["peer"] for rank, run in others(case, report).items()}
+    culprit = case.actor
+    named.pop(culprit, None)
+    assert culprit in named.values(), named
+    if case.P == 2:
+        assert set(named.values()) == {culprit}, named
+
+
+def hop_is_named(case: Case, report: Report) -> None:
+    """None where the ranks compare their calls; the ranks that had got further were in a hop."""
+    hops = {rank: run["error"]["hop"] for rank, run in others(case, report).items()}
+    if case.phase in ("header", "between"):
+        assert set(hops.values()) == {None}, hops
+    if case.phase in ("first", "backward"):
+        assert any(isinstance(hop, int) for hop in hops.values()), hops
+
+
+def interrupted(case: Case, report: Report) -> None:
+    run = runs(case, report)[case.victim]
+    assert run["error"] is not None and run["error"]["type"] == "KeyboardInterrupt", run
+    assert run["in"] in ("forward", "backward"), run
+    took = seconds(case, report, case.victim)
+    assert took < INTERRUPTED, f"{took:.2f} s"
+
+
+def own_error(case: Case, report: Report) -> None:
+    error = runs(case, report)[case.victim]["error"]
+    assert error is not None and error["type"] in ("RuntimeError", "Raised") and "injected" in error["text"], error
+
+
+def broken_stays_broken(case: Case, report: Report) -> None:
+    """The next call raises at once, with the first cause."""
+    for rank, answer in report["steps"]["call_again"].items():
+        first, error = runs(case, report)[rank]["error"], answer["error"]
+        assert error is not None and error["type"] == "RingError", (rank, error)
+        if (case.fault, case.phase, rank) == ("raise", "between", case.victim):
+            continue  # its own group was whole, and it hears of the others in the next call
+        assert answer["seconds"] < AT_ONCE, f"rank {rank}: {answer['seconds']:.2f} s"
+        cause = "interrupt" if first["type"] == "KeyboardInterrupt" else first["text"].removeprefix("ring: ")
+        assert cause.lower() in error["text"].lower(), (rank, cause, error["text"])
+
+
+# --- the other ends ---
+
+
+def refused(case: Case, report: Report) -> None:
+    """One rank's error before the pass is an error on all ranks."""
+    for rank, run in others(case, report).items():
+        error = run["error"]
+        assert error is not None and error["type"] == "RingError", (rank, error)
+        assert f"rank {case.victim} refused: " in error["text"] and "injected" in error["text"], (rank, error)
+
+
+def same_bits(case: Case, report: Report) -> None:
+    """Nothing has happened."""
+    for rank, run in runs(case, report).items():
+        assert run["error"] is None and run["equal"], (rank, run)
+
+
+def group_goes_on(case: Case, report: Report) -> None:
+    for rank, answer in report["steps"]["call_again"].items():
+        assert answer["error"] is None, (rank, answer)
+
+
+Promise = Callable[[Case, Report], None]
+
+ALWAYS: list[Promise] = [every_rank_answered, no_process_died, nobody_was_busy]
+AFTERWARDS: list[Promise] = [a_new_group_works, nothing_is_left]
+FAILED: list[Promise] = [ring_error, bounded, attributes, broken_stays_broken]
+
+
+def promises_of(case: Case) -> list[Promise]:
+    found: list[Promise] = {
+        "lost": [*FAILED, culprit_is_named, hop_is_named],
+        "silent": [*FAILED, not_early, culprit_is_named, hop_is_named],
+        "refused": [refused, bounded, group_goes_on],
+        "well": [same_bits, group_goes_on],
+    }[case.ends]
+    if case.fault == "interrupt":
+        found = [*found, interrupted]
+    if case.fault == "raise":
+        found = [*found, own_error]
+    return [*ALWAYS, *found, *AFTERWARDS]
+
+
+def check(case: Case, report: Report) -> None:
+    """Asserts all promises; says all that are broken."""
+    broken = []
+    for promise in promises_of(case):
+        try:
+            promise(case, report)
+        except AssertionError as error:
+            broken.append(f"{promise.__name__}: {error}")
+            if promise is every_rank_answered:
+                break
+    short = {key: value for key, value in report.items() if key not in ("stderr", "stacks")}
+    assert not broken, "\n".join([f"{case}", *broken, json.dumps(short, indent=1)])

@@ -1,0 +1,189 @@
+"""A rank under a fault: does what the leader asks for, step by step, and says as JSON what came of it.
+
+It stays until it is told to leave, so that nothing that the others notice is the end of this process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import small_call
+import torch
+import torch.distributed as dist
+
+import ringattn_ext as ra
+from faults import inject, links
+from faults.cases import KIB, Case, moment
+
+RECOVERY_TIMEOUT = 20.0
+ATTRIBUTES = ("rank", "peer", "group", "call", "hop")
+
+
+class Raised(RuntimeError):
+    """What a rank raises between the passes."""
+
+
+def live(case: Case, rank: int, folder: Path, notice: inject.Notice, connection: Connection) -> None:
+    """The life of a rank, in a process of its own."""
+    _settle(case, folder / f"stderr{rank}")
+    place = Place(case, rank, folder, notice)
+    connection.send_bytes(b'"here"')  # for the leader to connect
+    while True:
+        command, *args = json.loads(connection.recv_bytes())
+        if command == "leave":
+            return
+        connection.send_bytes(json.dumps(getattr(place, command)(*args)).encode())
+
+
+def _settle(case: Case, stderr: Path) -> None:
+    os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what is started in the background
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if case.what.needs == "namespaces":
+        links.leave_network()
+        os.environ["GLOO_SOCKET_IFNAME"] = links.DEVICE
+
+
+def census() -> dict[str, int]:
+    """Threads and open files of this process."""
+    return {"threads": len(os.listdir("/proc/self/task")), "files": len(os.listdir("/proc/self/fd"))}
+
+
+def settled_census(expected: dict[str, int] | None = None, patience: float = 2.0) -> dict[str, int]:
+    """The same, after waiting a little for threads that are about to end."""
+    deadline = time.monotonic() + patience
+    while (now := census()) != expected and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return now
+
+
+def describe(error: BaseException | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    about: dict[str, Any] = {"type": type(error).__name__, "text": str(error)}
+    for name in ATTRIBUTES:
+        value = getattr(error, name, "absent")
+        about[name] = value if isinstance(value, int | str | None) else repr(value)
+    return about
+
+
+def shape_of(block: int) -> tuple[int, int, int, int]:
+    """[B, H, tokens, D] of keys in float32 such that keys and values have so many bytes; large ones are little work."""
+    return (1, 2, block // (2 * 4 * 2 * 8), 8) if block <= KIB else (block // (2 * 4 * 64 * 16 * 256), 64, 16, 256)
+
+
+class Place:
+    """What a rank knows, and its answers to the leader. Each answer is data that JSON can carry."""
+
+    def __init__(self, case: Case, rank: int, folder: Path, notice: inject.Notice) -> None:
+        self.case, self.rank, self.folder, self.notice = case, rank, folder, notice
+        generator = torch.Generator().manual_seed(1000 + rank)
+        self.inputs = [torch.randn(shape_of(case.block), generator=generator) for _ in range(4)]
+        self.pass_started = 0.0
+        self.stage = ""
+
+    # --- commands ---
+
+    def start(self) -> dict[str, Any]:
+        """A group that comes and goes, for what is made once in a process; then the group of the case, and the pass to
+        compare with."""
+        self._join("first", self.rank, self.case.P, RECOVERY_TIMEOUT)
+        small_call.prove()
+        dist.destroy_process_group()
+        self.at_rest = settled_census(patience=0.05)
+        self._join("case", self.rank, self.case.P, self.case.timeout)
+        small_call.prove()
+        cpu = time.process_time()
+        self.expected = self._attend()
+        self.usual_cpu = time.process_time() - cpu
+        return {"group": dist.group.WORLD.group_name, "pid": os.getpid()}
+
+    def run(self) -> dict[str, Any]:
+        """The pass under the fault."""
+        if self.rank == self.case.actor and self.case.phase != "between":
+            inject.arm(self.case.what.action, moment(self.case.phase, self.case.P), self.notice)
+        cpu = time.process_time()
+        error, results = self._attempt(self._attend, self._between)
+        answer: dict[str, Any] = {
+            "ended": time.monotonic(),
+            "started": self.pass_started,
+            "cpu": time.process_time() - cpu - self.usual_cpu,
+            "in": self.stage,
+            "error": error,
+        }
+        if results is not None:
+            answer["equal"] = all(torch.equal(a, b) for a, b in zip(results, self.expected, strict=True))
+        return answer
+
+    def call_again(self) -> dict[str, Any]:
+        """The next call on the group."""
+        start = time.monotonic()
+        error, _ = self._attempt(small_call.prove)
+        return {"error": error, "seconds": time.monotonic() - start}
+
+    def recover(self, members: list[int]) -> dict[str, Any]:
+        """The group is destroyed, and those that are left make a new one. What is left of either?"""
+        start = time.monotonic()
+        error, _ = self._attempt(dist.destroy_process_group)
+        answer: dict[str, Any] = {"destroy": error, "seconds": time.monotonic() - start, "at_rest": self.at_rest}
+        answer["after_destroy"] = settled_census(self.at_rest)
+        answer["error"], _ = self._attempt(self._prove_new_group, members)
+        answer["after_recovery"] = settled_census(self.at_rest)
+        return answer
+
+    # --- how ---
+
+    def _attempt(self, function: Callable[..., Any], *args: Any) -> tuple[dict[str, Any] | None, Any]:
+        try:
+            return None, function(*args)
+        except (Exception, KeyboardInterrupt) as error:
+            return describe(error), None
+
+    def _join(self, store: str, rank: int, size: int, timeout: float) -> None:
+        path = str(self.folder / f"store-{store}")
+        limit = timedelta(seconds=timeout)
+        dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size, timeout=limit)
+
+    def _prove_new_group(self, members: list[int]) -> None:
+        self._join("recovery", members.index(self.rank), len(members), RECOVERY_TIMEOUT)
+        try:
+            small_call.prove()
+        finally:
+            dist.destroy_process_group()
+
+    def _attend(self, between: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+        """A causal pass and its backward: out and gradients."""
+        leaves = [tensor.clone().requires_grad_() for tensor in self.inputs[:3]]
+        self._enter("forward")
+        out = ra.ring_attention(*leaves, is_causal=True)
+        self._enter("between")
+        between()
+        self._enter("backward")
+        gradients = torch.autograd.grad((out * self.inputs[3]).sum(), leaves)
+        self._enter("")
+        return [out.detach(), *gradients]
+
+    def _enter(self, stage: str) -> None:
+        self.stage, self.pass_started = stage, time.monotonic()
+
+    def _between(self) -> None:
+        if self.case.phase != "between" or self.rank != self.case.actor:
+            return
+        if self.case.what.action == "raise":
+            self.notice.at = time.monotonic()
+            raise Raised("injected between the passes")
+        inject.act(self.case.what.action, self.notice)
