@@ -9,6 +9,7 @@ What a machine lacks is skipped; with CI_FAULTS=1 it fails if a package would he
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -18,7 +19,7 @@ import pytest
 from faults import inject, links
 from faults.cases import FAULTS, MATRICES, PHASES, SIZES, Case, matrix
 from faults.pairwise import all_pairs, covering_rows, pairs_of
-from faults.promises import check
+from faults.promises import STILL_WAITING, check
 from faults.runner import Runner
 
 import setup
@@ -29,7 +30,13 @@ FULL = os.environ.get("RINGATTN_FAULTS") == "full"
 SKIPPED_MEANS_FAILED = os.environ.get("CI_FAULTS") == "1"
 AT_A_TIME = 3
 
+ENVIRONMENTS: dict[str, dict[str, str]] = {"": {}, "warn": {"RINGATTN_WARN_SEC": "1"}}  # by job
+
 Outcome = Callable[[Case], dict[str, Any]]
+
+
+def _environment_of(case: Case) -> str:
+    return case.job if case.job in ENVIRONMENTS else ""
 
 
 @cache
@@ -46,16 +53,24 @@ def require(need: str) -> None:
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest) -> Iterator[Outcome]:
     """The report of a case. With the first question all cases of the session are begun, in their order."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
-    cases = [item.callspec.params["case"] for item in items if "case" in getattr(item, "callspec", None).params]
-    runner = Runner(inject.build(setup.ROOT / "build" / "faults"))
+    items = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    cases = [
+        item.callspec.params["case"] for item in items if hasattr(item, "callspec") and "case" in item.fixturenames
+    ]
+    library = inject.build(setup.ROOT / "build" / "faults")
+    runners = {job: Runner(library, **ENVIRONMENTS[job]) for job in {_environment_of(case) for case in cases}}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         futures: dict[Case, Future] = {
-            case: pool.submit(runner.run, case) for case in dict.fromkeys(cases) if not missing(case.what.needs)[0]
+            case: pool.submit(runners[_environment_of(case)].run, case)
+            for case in dict.fromkeys(cases)
+            if not missing(case.what.needs)[0]
         }
         yield lambda case: futures[case].result()
         pool.shutdown(cancel_futures=True)
-    runner.close()
+    for runner in runners.values():
+        runner.close()
 
 
 def each(cases: list[Case]) -> pytest.MarkDecorator:
@@ -89,4 +104,50 @@ def test_pairs_are_covered(parameters: dict[str, Any]) -> None:
 
 
 def test_every_fault_runs() -> None:
-    assert {case.fault for parameters in MATRICES for case in matrix(parameters)} == set(FAULTS)
+    assert {case.fault for parameters in MATRICES for case in matrix(parameters)} == set(FAULTS) - {""}
+
+
+# --- callers that a group does not have ---
+
+
+@each([Case("", "", P, 1, job="forked_child") for P in (2, 3)])
+def test_forked_child(case: Case, outcome: Outcome) -> None:
+    """It is told so, and the group works on in the process that was forked."""
+    report = outcome(case)
+    check(case, report)
+    child = report["steps"]["run"][case.victim]["job"]
+    assert child["error"] is not None and child["error"]["type"] == "RingError", child
+    assert child["seconds"] < 1.0, child
+
+
+@each([Case("", "", 2, 1, job="loader_with_workers")])
+def test_loader_with_workers(case: Case, outcome: Outcome) -> None:
+    """Forked children that leave the group alone."""
+    check(case, outcome(case))
+
+
+@each([Case("", "", P, 1, job="second_thread") for P in (2, 3)])
+def test_second_thread(case: Case, outcome: Outcome) -> None:
+    report = outcome(case)
+    check(case, report)
+    second = report["steps"]["run"][case.victim]["job"]
+    assert second["error"] is not None and second["error"]["type"] == "RingError", second
+    assert "another thread" in second["error"]["text"] and second["seconds"] < 0.5, second
+
+
+# --- what a wait says ---
+
+
+@each([Case("slow", phase, P, 1, job="warn") for phase in ("header", "first", "backward") for P in (2, 3)])
+def test_long_waits_are_logged(case: Case, outcome: Outcome) -> None:
+    """Once for every wait: for whom, and in which hop."""
+    report = outcome(case)
+    check(case, report)
+    for rank in set(range(case.P)) - {case.victim}:
+        lines = [line for line in report["stderr"][rank].splitlines() if STILL_WAITING in line]
+        assert len(lines) == 1, report["stderr"][rank]
+        assert re.search(r"rank \d", lines[0]), lines
+        assert ("hop" in lines[0]) == (case.phase != "header"), lines
+        if case.P == 2:
+            assert f"rank {case.victim}" in lines[0], lines
+    assert STILL_WAITING not in report["stderr"][case.victim]

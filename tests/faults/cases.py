@@ -33,6 +33,7 @@ FAULTS = {
     "exit": Fault("exit", LONG, "lost", "dead"),
     "raise": Fault("raise", LONG, "lost", "raises"),
     "interrupt": Fault("hold", LONG, "lost", "raises"),  # Ctrl-C for a rank that waits for one that is held
+    "destroy": Fault("hold", SHORT, "silent", "RingError"),  # of the group, while its call waits for one that is held
     "stop": Fault("stop", SHORT, "silent", "RingError"),  # and continues when all others have given up
     "pause": Fault("stop", 20.0, "well", "well"),
     "slow": Fault("hold", 20.0, "well", "well"),
@@ -40,10 +41,11 @@ FAULTS = {
     "cut": Fault("hold", SHORT, "silent", "RingError", "namespaces"),  # its link is down
     "flap": Fault("hold", 20.0, "well", "well", "namespaces"),  # its link is down for three seconds
     "rate": Fault("hold", 20.0, "well", "well", "namespaces"),  # its link is slow
+    "": Fault("", 20.0, "well", "well"),  # nothing happens; for the jobs of cases
 }
 
-# The last phase of forward is after its last hop, of which others may still need something; the phases between the
-# passes are in no operator.
+# The last phase of forward is after its last hop, of which others may still need something. Between the passes a rank
+# is in no operator.
 PHASES = ("header", "first", "middle", "last", "between", "backward")
 
 
@@ -65,7 +67,7 @@ class Case(NamedTuple):
     P: int
     victim: int
     block: int = KIB
-    job: str = "attend"  # what the ranks do: see rank.py
+    job: str = ""  # what the ranks do beside or instead of the pass under the fault: see rank.py
 
     @property
     def what(self) -> Fault:
@@ -73,8 +75,12 @@ class Case(NamedTuple):
 
     @property
     def actor(self) -> int:
-        """The rank that does something at the moment: for an interrupt the one that the victim waits for."""
-        return (self.victim + 1) % self.P if self.fault == "interrupt" else self.victim
+        """The rank that does something at the moment: it may be one that the victim waits for."""
+        return (self.victim + 1) % self.P if self.fault in ("interrupt", "destroy") else self.victim
+
+    @property
+    def pause(self) -> float:
+        return 3.5 if self.job == "warn" else PAUSE
 
     @property
     def timeout(self) -> float:
@@ -95,8 +101,7 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         size = f"{self.block // MIB}MiB" if self.block >= MIB else f"{self.block // KIB}KiB"
-        job = "" if self.job == "attend" else f"-{self.job}"
-        return f"{self.fault}-{self.phase}-P{self.P}-rank{self.victim}-{size}{job}"
+        return "-".join(filter(None, [self.job, self.fault, self.phase, f"P{self.P}", f"rank{self.victim}", size]))
 
 
 def _case(row: dict[str, Any]) -> Case:
@@ -109,8 +114,10 @@ def _parameters(faults: Sequence[str], phases: Sequence[str]) -> dict[str, Seque
 
 
 MATRICES = (
-    _parameters([name for name, fault in FAULTS.items() if fault.needs != "namespaces"], PHASES),
-    _parameters([name for name, fault in FAULTS.items() if fault.needs == "namespaces"], ("header", "middle", "backward")),
+    _parameters([name for name, fault in FAULTS.items() if name and fault.needs != "namespaces"], PHASES),
+    _parameters(
+        [name for name, fault in FAULTS.items() if fault.needs == "namespaces"], ("header", "middle", "backward")
+    ),
 )
 
 

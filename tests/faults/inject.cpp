@@ -21,7 +21,7 @@ enum class Action : int { kill, stop, exit, hold, raise };  // as in inject.py
 
 // Memory that other processes read.
 struct Notice {
-  std::atomic<double> at;               // when the fault began, by the monotonic clock; 0: not yet
+  std::atomic<double> at;              // when the fault began, by the monotonic clock; 0: not yet
   std::atomic<std::int32_t> released;  // ends Action::hold
 };
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from faults import inject, links
-from faults.cases import LOST_RANK, PAUSE, Case
+from faults.cases import LOST_RANK, Case
 from faults.rank import live
 
 STEP_LIMIT = 45.0  # s, for what no fault delays
@@ -33,12 +33,11 @@ class Overrun(Exception):
     """Some ranks have not answered in time."""
 
 
-def lead(case: Case, connection: Connection) -> None:
-    """One case. Returns in the ranks only, which should then exit."""
+def lead(case: Case, connection: Connection) -> NoReturn:
+    """One case, and the end of this process."""
     folder = Path(tempfile.mkdtemp(prefix="ringattn-faults-"))
     leader = Leader(case, folder)
-    if not leader.fork(connection):
-        return
+    leader.fork(connection)
     try:
         leader.play()
     except Overrun:
@@ -63,8 +62,8 @@ class Leader:
 
     # --- processes ---
 
-    def fork(self, *private: Connection) -> bool:
-        """Makes the ranks. False in a rank, after its life. private: connections that are not for them."""
+    def fork(self, *private: Connection) -> None:
+        """Makes the ranks. private: connections that are not for them."""
         if self.case.what.needs == "namespaces":
             links.leave_network()
             links.make_bridge()
@@ -74,12 +73,10 @@ class Leader:
             if pid == 0:
                 for connection in (here, *self.connections, *private):
                     connection.close()
-                live(self.case, rank, self.folder, self.notices[rank], there)
-                return False
+                live(self.case, rank, self.folder, self.notices, there)
             there.close()
             self.pids.append(pid)
             self.connections.append(here)
-        return True
 
     def finish(self) -> dict[str, Any]:
         """The report, when no rank is left. exits: exit codes, negative for signals."""
@@ -144,7 +141,10 @@ class Leader:
         self.ask("start")
         assert len(self.alive) == self.case.P, f"ranks are gone before the fault, not {sorted(self.alive)}"
         self.tell(self.alive, "run")
-        self._wait_for_actor()
+        if self.case.fault:
+            self._wait_for_actor()
+        else:
+            self._fault_is_now()
         getattr(self, f"_{self.case.fault}", self._nothing_more)()
         self.ask("call_again")
         self.ask("recover", sorted(self.alive))
@@ -190,18 +190,23 @@ class Leader:
         self._release()
         self._hear_actor()
 
+    def _destroy(self) -> None:
+        self._hear_others()
+        self._release()
+        self._hear_actor()
+
     def _stop(self) -> None:
         self._hear_others()
         self._continue()
         self._hear_actor()
 
     def _pause(self) -> None:
-        time.sleep(PAUSE)
+        time.sleep(self.case.pause)
         self._continue()
         self._hear_all()
 
     def _slow(self) -> None:
-        time.sleep(PAUSE)
+        time.sleep(self.case.pause)
         self._release()
         self._hear_all()
 

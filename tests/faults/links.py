@@ -97,7 +97,9 @@ def _without_namespaces() -> tuple[str, bool]:
             return f"{program} was not found; on Debian: apt-get install {package}", True
     trial = "ip link add bridge type bridge && ip link add a type veth peer name b && tc qdisc add dev a root tbf rate 1mbit burst 9kb latency 1ms"
     done = subprocess.run(["unshare", "-n", "sh", "-c", trial], capture_output=True, text=True, timeout=20)
-    return (f"this machine has no links between network namespaces: {done.stderr.strip()}" if done.returncode else ""), False
+    return (
+        f"this machine has no links between network namespaces: {done.stderr.strip()}" if done.returncode else ""
+    ), False
 
 
 def _without_strace() -> tuple[str, bool]:

@@ -5,28 +5,33 @@ It stays until it is told to leave, so that nothing that the others notice is th
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
 import resource
 import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import small_call
 import torch
 import torch.distributed as dist
 
 import ringattn_ext as ra
-from faults import inject, links
+from faults import inject, jobs, links
 from faults.cases import KIB, Case, moment
 
 RECOVERY_TIMEOUT = 20.0
+BEFORE_DESTROY = 0.3  # s
+CANARIES = 6  # tensors of the size of a block
 ATTRIBUTES = ("rank", "peer", "group", "call", "hop")
 
 
@@ -34,16 +39,19 @@ class Raised(RuntimeError):
     """What a rank raises between the passes."""
 
 
-def live(case: Case, rank: int, folder: Path, notice: inject.Notice, connection: Connection) -> None:
+def live(case: Case, rank: int, folder: Path, notices: list[inject.Notice], connection: Connection) -> NoReturn:
     """The life of a rank, in a process of its own."""
-    _settle(case, folder / f"stderr{rank}")
-    place = Place(case, rank, folder, notice)
-    connection.send_bytes(b'"here"')  # for the leader to connect
-    while True:
-        command, *args = json.loads(connection.recv_bytes())
-        if command == "leave":
-            return
-        connection.send_bytes(json.dumps(getattr(place, command)(*args)).encode())
+    try:
+        _settle(case, folder / f"stderr{rank}")
+        place = Place(case, rank, folder, notices)
+        connection.send_bytes(b'"here"')  # for the leader to connect
+        while (command := json.loads(connection.recv_bytes()))[0] != "leave":
+            answer = getattr(place, command[0])(*command[1:])
+            connection.send_bytes(json.dumps(answer).encode())
+        ctypes.CDLL(None).exit(0)  # with the destructors of C++, and without the end of Python, which takes its time
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
 
 
 def _settle(case: Case, stderr: Path) -> None:
@@ -86,11 +94,19 @@ def shape_of(block: int) -> tuple[int, int, int, int]:
     return (1, 2, block // (2 * 4 * 2 * 8), 8) if block <= KIB else (block // (2 * 4 * 64 * 16 * 256), 64, 16, 256)
 
 
+def attempt(function: Callable[..., Any], *args: Any) -> tuple[dict[str, Any] | None, Any]:
+    """The error, or what is returned."""
+    try:
+        return None, function(*args)
+    except (Exception, KeyboardInterrupt) as error:
+        return describe(error), None
+
+
 class Place:
     """What a rank knows, and its answers to the leader. Each answer is data that JSON can carry."""
 
-    def __init__(self, case: Case, rank: int, folder: Path, notice: inject.Notice) -> None:
-        self.case, self.rank, self.folder, self.notice = case, rank, folder, notice
+    def __init__(self, case: Case, rank: int, folder: Path, notices: list[inject.Notice]) -> None:
+        self.case, self.rank, self.folder, self.notices = case, rank, folder, notices
         generator = torch.Generator().manual_seed(1000 + rank)
         self.inputs = [torch.randn(shape_of(case.block), generator=generator) for _ in range(4)]
         self.pass_started = 0.0
@@ -113,11 +129,41 @@ class Place:
         return {"group": dist.group.WORLD.group_name, "pid": os.getpid()}
 
     def run(self) -> dict[str, Any]:
-        """The pass under the fault."""
-        if self.rank == self.case.actor and self.case.phase != "between":
-            inject.arm(self.case.what.action, moment(self.case.phase, self.case.P), self.notice)
+        """The pass under the fault, or a job."""
+        if self.case.fault and self.rank == self.case.actor and self.case.phase != "between":
+            inject.arm(self.case.what.action, moment(self.case.phase, self.case.P), self.notices[self.rank])
+        if self.case.fault == "destroy" and self.rank == self.case.victim:
+            return self._destroy_meanwhile()
+        job = getattr(jobs, self.case.job, None)
+        return self._pass() if job is None else self._pass() | {"job": job(self.rank, self.case)}
+
+    def call_again(self) -> dict[str, Any]:
+        """The next call on the group."""
+        if not dist.is_initialized():
+            return {"no_group": True}
+        start = time.monotonic()
+        error, _ = attempt(small_call.prove)
+        return {"error": error, "seconds": time.monotonic() - start}
+
+    def recover(self, members: list[int]) -> dict[str, Any]:
+        """The group is destroyed, and those that are left make a new one. What is left of either? And is memory that
+        the pass has given back still written?"""
+        attempt(ra.release_workspace)
+        canaries = [torch.full((self.case.block // 4,), float(i)) for i in range(CANARIES)]
+        start = time.monotonic()
+        error, _ = attempt(dist.destroy_process_group) if dist.is_initialized() else (None, None)
+        answer: dict[str, Any] = {"destroy": error, "seconds": time.monotonic() - start, "at_rest": self.at_rest}
+        answer["after_destroy"] = settled_census(self.at_rest)
+        answer["error"], _ = attempt(self._prove_new_group, members)
+        answer["after_recovery"] = settled_census(self.at_rest)
+        answer["canaries_live"] = all(bool((canary == i).all()) for i, canary in enumerate(canaries))
+        return answer
+
+    # --- how ---
+
+    def _pass(self) -> dict[str, Any]:
         cpu = time.process_time()
-        error, results = self._attempt(self._attend, self._between)
+        error, results = attempt(self._attend, self._between)
         answer: dict[str, Any] = {
             "ended": time.monotonic(),
             "started": self.pass_started,
@@ -129,29 +175,17 @@ class Place:
             answer["equal"] = all(torch.equal(a, b) for a, b in zip(results, self.expected, strict=True))
         return answer
 
-    def call_again(self) -> dict[str, Any]:
-        """The next call on the group."""
-        start = time.monotonic()
-        error, _ = self._attempt(small_call.prove)
-        return {"error": error, "seconds": time.monotonic() - start}
-
-    def recover(self, members: list[int]) -> dict[str, Any]:
-        """The group is destroyed, and those that are left make a new one. What is left of either?"""
-        start = time.monotonic()
-        error, _ = self._attempt(dist.destroy_process_group)
-        answer: dict[str, Any] = {"destroy": error, "seconds": time.monotonic() - start, "at_rest": self.at_rest}
-        answer["after_destroy"] = settled_census(self.at_rest)
-        answer["error"], _ = self._attempt(self._prove_new_group, members)
-        answer["after_recovery"] = settled_census(self.at_rest)
-        return answer
-
-    # --- how ---
-
-    def _attempt(self, function: Callable[..., Any], *args: Any) -> tuple[dict[str, Any] | None, Any]:
-        try:
-            return None, function(*args)
-        except (Exception, KeyboardInterrupt) as error:
-            return describe(error), None
+    def _destroy_meanwhile(self) -> dict[str, Any]:
+        """The pass in another thread; the group is destroyed as soon as the other rank is held."""
+        answers: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: answers.append(self._pass()), daemon=True)
+        thread.start()
+        while self.notices[self.case.actor].at == 0.0:
+            time.sleep(0.01)
+        time.sleep(BEFORE_DESTROY)
+        dist.destroy_process_group()
+        thread.join()
+        return answers[0]
 
     def _join(self, store: str, rank: int, size: int, timeout: float) -> None:
         path = str(self.folder / f"store-{store}")
@@ -184,6 +218,6 @@ class Place:
         if self.case.phase != "between" or self.rank != self.case.actor:
             return
         if self.case.what.action == "raise":
-            self.notice.at = time.monotonic()
+            self.notices[self.rank].at = time.monotonic()
             raise Raised("injected between the passes")
-        inject.act(self.case.what.action, self.notice)
+        inject.act(self.case.what.action, self.notices[self.rank])
