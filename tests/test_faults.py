@@ -53,12 +53,9 @@ def require(need: str) -> None:
 @pytest.fixture(scope="module")
 def outcome(request: pytest.FixtureRequest) -> Iterator[Outcome]:
     """The report of a case. With the first question all cases of the session are begun, in their order."""
-    items = [
-        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
-    ]
-    cases = [
-        item.callspec.params["case"] for item in items if hasattr(item, "callspec") and "case" in item.fixturenames
-    ]
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asking = [item for item in items if item.module is request.module and "outcome" in item.fixturenames]
+    cases = [item.callspec.params["case"] for item in asking]
     library = inject.build(setup.ROOT / "build" / "faults")
     runners = {job: Runner(library, **ENVIRONMENTS[job]) for job in {_environment_of(case) for case in cases}}
     with ThreadPoolExecutor(AT_A_TIME) as pool:

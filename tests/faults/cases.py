@@ -113,11 +113,10 @@ def _parameters(faults: Sequence[str], phases: Sequence[str]) -> dict[str, Seque
     return {"fault": faults, "phase": phases, "P": (2, 3, 4), "victim": ("0", "middle", "last"), "block": SIZES}
 
 
+_OF_LINKS = [name for name, fault in FAULTS.items() if fault.needs == "namespaces"]
 MATRICES = (
-    _parameters([name for name, fault in FAULTS.items() if name and fault.needs != "namespaces"], PHASES),
-    _parameters(
-        [name for name, fault in FAULTS.items() if fault.needs == "namespaces"], ("header", "middle", "backward")
-    ),
+    _parameters([name for name in FAULTS if name and name not in _OF_LINKS], PHASES),
+    _parameters(_OF_LINKS, ("header", "middle", "backward")),
 )
 
 

@@ -1,7 +1,7 @@
 """Faults that a process does to itself at a moment of a pass: builds, loads and arms inject.cpp.
 
-A moment is a list of steps (prefix, edge): the beginning or the end of a scope that the profiler sees, whose name begins
-so, each looked for after the one before it.
+A moment is a list of steps (prefix, edge): the beginning or the end of a scope that the profiler sees and whose name
+begins so, each looked for after the one before it.
 """
 
 from __future__ import annotations

@@ -95,11 +95,11 @@ def _without_namespaces() -> tuple[str, bool]:
     for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux")):
         if shutil.which(program) is None:
             return f"{program} was not found; on Debian: apt-get install {package}", True
-    trial = "ip link add bridge type bridge && ip link add a type veth peer name b && tc qdisc add dev a root tbf rate 1mbit burst 9kb latency 1ms"
+    queue = "tc qdisc add dev a root tbf rate 1mbit burst 9kb latency 1ms"
+    trial = f"ip link add bridge type bridge && ip link add a type veth peer name b && {queue}"
     done = subprocess.run(["unshare", "-n", "sh", "-c", trial], capture_output=True, text=True, timeout=20)
-    return (
-        f"this machine has no links between network namespaces: {done.stderr.strip()}" if done.returncode else ""
-    ), False
+    reason = f"this machine has no links between network namespaces: {done.stderr.strip()}"
+    return (reason if done.returncode else ""), False
 
 
 def _without_strace() -> tuple[str, bool]:
@@ -113,8 +113,8 @@ def _without_strace() -> tuple[str, bool]:
     finally:
         sleeper.kill()
         sleeper.wait()
-    refused = "attached" not in done.stderr
-    return (f"this machine lets no process trace another: {done.stderr.strip()}" if refused else ""), False
+    reason = f"this machine lets no process trace another: {done.stderr.strip()}"
+    return (reason if "attached" not in done.stderr else ""), False
 
 
 MISSING: dict[str, Callable[[], tuple[str, bool]]] = {
