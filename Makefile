@@ -3,6 +3,7 @@
 #   make demo    train a small model on real text over 4 ranks     TEXT=file, DEMO_ARGS="--steps 2"
 #   make test    all tests                                         PYTEST_ARGS="-k ring -x"
 #   make test-paths   all tests that reach the CPU kernels, under every instruction set of this machine
+#   make test-faults   ranks that die, stop, fail or lose their link at every phase of a pass: all combinations
 #   make test-asan    the C++ tests of the CPU kernels with sanitizers, under every instruction set
 #   make bench   attention on this CPU, checked and timed          BENCH_ARGS="--quick", PEERS=1 for the peer too
 #   make bench-peers   the peer alone, from a virtual environment of its own
@@ -28,7 +29,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.p
   $(shell find csrc third_party -not -path "*/__pycache__*")
 CPP_FILES = $(shell find $(wildcard csrc tests bench examples) \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \))
 
-.PHONY: help demo test test-paths test-asan bench bench-peers build lint format wheel wheel-cuda check-headers clean
+.PHONY: help demo test test-paths test-faults test-asan bench bench-peers build lint format wheel wheel-cuda check-headers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -46,6 +47,10 @@ test-paths: build
 	  echo "RINGATTN_CPU=$$name"; \
 	  RINGATTN_CPU=$$name $(PYTHON) -m pytest tests $(OTHER_TESTS:%=--ignore=tests/%) $(PYTEST_ARGS); \
 	done
+
+# make test runs as many of the combinations as cover all pairs.
+test-faults: build
+	RINGATTN_FAULTS=full $(PYTHON) -m pytest tests/test_faults.py $(PYTEST_ARGS)
 
 test-asan: build
 	$(PYTHON) -m pytest tests/test_cpp.py -k sanitizers $(PYTEST_ARGS)

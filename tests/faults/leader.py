@@ -57,8 +57,10 @@ class Leader:
         self.notices = inject.shared_notices(case.P)
         self.alive = set(range(case.P))
         # Steps: what each rank answered, by step and rank. fault_at: when it began, for the other ranks. cleared_at:
-        # when a rank that could not notice it was set free again. stacks: of the ranks that have not answered.
+        # when a rank that could not notice it was set free again. stacks: of the ranks that have not answered. cpu: time
+        # of all ranks.
         self.report: dict[str, Any] = {"steps": {}, "fault_at": 0.0, "cleared_at": 0.0, "stacks": {}, "broken": ""}
+        self.report["cpu"] = 0.0
 
     # --- processes ---
 
@@ -84,8 +86,9 @@ class Leader:
         codes: dict[int, int] = {}
         while len(codes) < self.case.P:
             for rank, pid in enumerate(self.pids):
-                if rank not in codes and (waited := os.waitpid(pid, os.WNOHANG))[0] == pid:
-                    codes[rank] = os.waitstatus_to_exitcode(waited[1])
+                if rank not in codes and (ended := os.wait4(pid, os.WNOHANG))[0] == pid:
+                    codes[rank] = os.waitstatus_to_exitcode(ended[1])
+                    self.report["cpu"] += ended[2].ru_utime + ended[2].ru_stime
             if time.monotonic() > deadline:
                 for rank in set(range(self.case.P)) - set(codes):
                     os.kill(self.pids[rank], signal.SIGKILL)
