@@ -49,6 +49,12 @@ FAULTS = {
 PHASES = ("header", "first", "middle", "last", "between", "backward")
 
 
+# In the middle bytes are on their way. Elsewhere the others first come as far as they can without the victim, so that it
+# is known where they are.
+PATIENCE = {"middle": 0.0}
+USUAL_PATIENCE = 0.2  # s
+
+
 def moment(phase: str, P: int) -> Moment:
     """When a phase is reached. There are P - 1 hops in each direction; a hop is posted at the beginning of its step."""
     hops = P - 1
@@ -81,6 +87,15 @@ class Case(NamedTuple):
     @property
     def pause(self) -> float:
         return 3.5 if self.job == "warn" else PAUSE
+
+    @property
+    def culprit(self) -> int:
+        """The rank that is to blame for the errors of the others."""
+        return self.actor if self.fault == "destroy" else self.victim
+
+    @property
+    def patience(self) -> float:
+        return PATIENCE.get(self.phase, USUAL_PATIENCE)
 
     @property
     def timeout(self) -> float:

@@ -34,6 +34,7 @@ struct Moment {
 std::mutex mutex;
 std::vector<Moment> moments;  // what is still to come, the next one last
 Action chosen;
+int patience;  // milliseconds
 Notice* notice;
 
 // Nothing but `raise` includes this key, for the thread that it is called on.
@@ -51,8 +52,8 @@ void raise_in_next_operator() {
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
-void pause_for_milliseconds(long count) {
-  const timespec duration{0, count * 1'000'000};
+void pause_for_milliseconds(int count) {
+  const timespec duration{count / 1000, count % 1000 * 1'000'000L};
   nanosleep(&duration, nullptr);
 }
 
@@ -86,6 +87,7 @@ void see(const char* name, bool end) {
     moments.pop_back();
     if (!moments.empty()) return;
   }
+  pause_for_milliseconds(patience);
   carry_out(chosen);
 }
 
@@ -100,10 +102,13 @@ void ended(const at::RecordFunction& scope, at::ObserverContext*) { see(scope.na
 
 extern "C" {
 
-// The action is carried out at the last of the moments, each of which is looked for after the one before it.
-void faults_arm(int action, void* where_to_note, int count, const char* const* prefixes, const int* ends) {
+// The action is carried out some milliseconds after the last of the moments, each of which is looked for after the one
+// before it.
+void faults_arm(int action, int milliseconds, void* where_to_note, int count, const char* const* prefixes,
+                const int* ends) {
   const std::lock_guard lock(mutex);
   chosen = static_cast<Action>(action);
+  patience = milliseconds;
   notice = static_cast<Notice*>(where_to_note);
   moments.clear();
   for (int i = count; i-- > 0;) moments.push_back({prefixes[i], ends[i] != 0});

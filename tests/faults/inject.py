@@ -62,12 +62,13 @@ def load(path: Path) -> None:
     _library = ctypes.CDLL(str(path))
 
 
-def arm(action: str, moment: Moment, notice: Notice) -> None:
-    """At that moment, whichever thread comes to it, the action is carried out there. Once."""
+def arm(action: str, moment: Moment, patience: float, notice: Notice) -> None:
+    """At that moment and after so many seconds, whichever thread comes to it, the action is carried out there. Once."""
     assert _library is not None
     prefixes = (ctypes.c_char_p * len(moment))(*[prefix.encode() for prefix, _ in moment])
     edges = (ctypes.c_int * len(moment))(*[edge for _, edge in moment])
-    _library.faults_arm(ACTIONS.index(action), ctypes.byref(notice), len(moment), prefixes, edges)
+    milliseconds = int(1000 * patience)
+    _library.faults_arm(ACTIONS.index(action), milliseconds, ctypes.byref(notice), len(moment), prefixes, edges)
 
 
 def act(action: str, notice: Notice) -> None:

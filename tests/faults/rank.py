@@ -131,19 +131,31 @@ class Place:
     def run(self) -> dict[str, Any]:
         """The pass under the fault, or a job."""
         if self.case.fault and self.rank == self.case.actor and self.case.phase != "between":
-            inject.arm(self.case.what.action, moment(self.case.phase, self.case.P), self.notices[self.rank])
+            when = moment(self.case.phase, self.case.P)
+            inject.arm(self.case.what.action, when, self.case.patience, self.notices[self.rank])
         if self.case.fault == "destroy" and self.rank == self.case.victim:
             return self._destroy_meanwhile()
         job = getattr(jobs, self.case.job, None)
         return self._pass() if job is None else self._pass() | {"job": job(self.rank, self.case)}
 
     def call_again(self) -> dict[str, Any]:
-        """The next call on the group."""
+        """The next calls on the group: of each kind if it should be broken, else one that is right."""
         if not dist.is_initialized():
-            return {"no_group": True}
-        start = time.monotonic()
-        error, _ = attempt(small_call.prove)
-        return {"error": error, "seconds": time.monotonic() - start}
+            return {}
+        call = small_call.small_call(self.rank, self.case.P)
+        calls: dict[str, Callable[[], Any]] = {
+            "ring_attention": lambda: ra.ring_attention(**call),
+            "unshard": lambda: ra.unshard(call["query"], 2, seq_len=call["seq_len"]),
+            "init": ra.init,
+        }
+        if self.case.ends in ("well", "refused"):
+            calls = {"prove": small_call.prove}
+        answers = {}
+        for name, function in calls.items():
+            start = time.monotonic()
+            error, _ = attempt(function)
+            answers[name] = {"error": error, "seconds": time.monotonic() - start}
+        return answers
 
     def recover(self, members: list[int]) -> dict[str, Any]:
         """The group is destroyed, and those that are left make a new one. What is left of either? And is memory that
@@ -217,6 +229,7 @@ class Place:
     def _between(self) -> None:
         if self.case.phase != "between" or self.rank != self.case.actor:
             return
+        time.sleep(self.case.patience)
         if self.case.what.action == "raise":
             self.notices[self.rank].at = time.monotonic()
             raise Raised("injected between the passes")
