@@ -20,7 +20,6 @@
 #include <utility>
 
 #include "comm/background.h"
-#include "comm/reports.h"
 #include "comm/settings.h"
 #include "core/error.h"
 #include "core/host.h"
@@ -114,19 +113,38 @@ class StreamExchange final : public Exchange {
   std::vector<at::Tensor> tensors_;
 };
 
+std::chrono::milliseconds timeout_of(const Group& group) {
+  try {
+    return group->getBackend(c10::DeviceType::CPU)->getBackendOptions()->timeout;
+  } catch (const std::exception&) {  // a backend that does not say
+    return ::kBackendDefaultTimeout;
+  }
+}
+
+// How long one is given to take or to bring a message, by the clock of the caller; and by that of gloo, which can be
+// told to end a wait, while others end it themselves.
+struct Patience {
+  std::chrono::milliseconds timeout, of_backend;
+};
+
+Patience patience_of(const Group& group) {
+  const std::chrono::milliseconds timeout = timeout_of(group);
+  const bool is_gloo = group->getBackend(c10::DeviceType::CPU)->getBackendName().find("gloo") != std::string::npos;
+  return {timeout, is_gloo ? kForever : timeout};
+}
 class HostExchange final : public Exchange {
  public:
-  HostExchange(Waiter waiter, Owner owner, std::chrono::milliseconds timeout, std::vector<Pending> pending,
+  HostExchange(Waiter waiter, Owner owner, Patience patience, std::vector<Pending> pending,
                std::vector<at::Tensor> tensors)
       : waiter_(std::move(waiter)),
         owner_(std::move(owner)),
-        timeout_(timeout),
+        patience_(patience),
         state_(std::make_shared<State>(std::move(pending), std::move(tensors))) {
     std::map<int, std::vector<std::size_t>> of_peers;
     for (std::size_t i = 0; i < state_->pending.size(); ++i) of_peers[state_->pending[i].peer].push_back(i);
     for (const auto& [peer, indices] : of_peers) {
-      calls_.start([state = state_, waiter = waiter_, indices = indices] {
-        for (const std::size_t i : indices) wait_for(*state, waiter, i);
+      calls_.start([state = state_, waiter = waiter_, indices = indices, time = patience.of_backend] {
+        for (const std::size_t i : indices) wait_for(*state, waiter, i, time);
       });
     }
   }
@@ -142,9 +160,7 @@ class HostExchange final : public Exchange {
         if (host().check_interrupt != nullptr) host().check_interrupt();
         check_group();
         check_reports(waited);
-        if (waited >= timeout_) {
-          throw silence();
-        }
+        if (waited >= patience_.timeout) throw silence();
       } catch (...) {
         abort();
         throw;
@@ -177,10 +193,10 @@ class HostExchange final : public Exchange {
     std::vector<std::atomic<bool>> over;
   };
 
-  static void wait_for(State& state, const Waiter& waiter, std::size_t i) {
+  static void wait_for(State& state, const Waiter& waiter, std::size_t i, std::chrono::milliseconds time) {
     const Pending& pending = state.pending[i];
     try {
-      if (!pending.work->wait(kForever)) throw waiter.failure(pending.peer, pending.what, "was aborted");
+      if (!pending.work->wait(time)) throw waiter.failure(pending.peer, pending.what, "was aborted");
     } catch (const RingError&) {
       throw;
     } catch (const std::exception& error) {
@@ -219,12 +235,12 @@ class HostExchange final : public Exchange {
       const Pending& missing = state_->pending[state_->first_missing()];
       throw waiter_.failure(rank, missing.what, "was ended, since rank " + std::to_string(rank) + " reported a failure");
     }
-    questions_.start([store = owner_.store, failed = failed_] { *failed = Reports(store).any(); });
+    questions_.start([reports = owner_.reports, failed = failed_] { *failed = reports.any(); });
   }
 
   RingError silence() const {
     const Pending& missing = state_->pending[state_->first_missing()];
-    return waiter_.failure(missing.peer, missing.what, "took longer than the group's timeout, " + seconds(timeout_),
+    return waiter_.failure(missing.peer, missing.what, "took longer than the group's timeout, " + seconds(patience_.timeout),
                            /*silent=*/true);
   }
 
@@ -239,21 +255,13 @@ class HostExchange final : public Exchange {
 
   Waiter waiter_;
   Owner owner_;
-  std::chrono::milliseconds timeout_;
+  Patience patience_;
   std::shared_ptr<State> state_;
   BackgroundCalls calls_;
   std::chrono::milliseconds::rep looks_ = 0;
   BackgroundCalls questions_;  // to the store, which may not answer
   std::shared_ptr<std::atomic<int>> failed_ = std::make_shared<std::atomic<int>>(-1);
 };
-
-std::chrono::milliseconds timeout_of(const Group& group) {
-  try {
-    return group->getBackend(c10::DeviceType::CPU)->getBackendOptions()->timeout;
-  } catch (const std::exception&) {  // a backend that does not say
-    return ::kBackendDefaultTimeout;
-  }
-}
 
 bool coalesces(const Group& group, at::DeviceType device) {
   return group->getBackend(device)->supportsCoalescing();
@@ -289,7 +297,7 @@ class C10dTransport final : public Transport {
     bool on_stream = false;
     const auto make = [&]() -> std::unique_ptr<Exchange> {
       if (on_stream) return std::make_unique<StreamExchange>(waiter, std::move(pending), std::move(tensors));
-      return std::make_unique<HostExchange>(waiter, owner_, timeout_of(group_), std::move(pending), std::move(tensors));
+      return std::make_unique<HostExchange>(waiter, owner_, patience_of(group_), std::move(pending), std::move(tensors));
     };
     try {
       const auto post_all = [&](const std::vector<Message>& messages, bool send) {

@@ -14,10 +14,6 @@ using Bytes = std::vector<std::uint8_t>;
 
 constexpr auto kPatience = 1s;  // with the store itself
 
-constexpr const char* kAny = "ringattn_ext/failure";  // a rank that has left a report
-
-std::string key_of(int rank) { return "ringattn_ext/failure/" + std::to_string(rank); }
-
 // Whether the function is over in time, and did not throw.
 template <typename Function>
 bool ask(std::chrono::milliseconds time, Function function) {
@@ -36,16 +32,16 @@ void Reports::publish(int rank, const Report& report) const {
   if (!store_) return;
   const std::string name = std::to_string(rank), text = std::to_string(report.peer) + ' ' + report.text;
   ask(kPatience, [store = store_, key = key_of(rank), bytes = Bytes(text.begin(), text.end()),
-                  number = Bytes(name.begin(), name.end())] {
+                  any = prefix_, number = Bytes(name.begin(), name.end())] {
     store->set(key, bytes);
-    store->set(kAny, number);
-    store->check({kAny});  // the answer says that both have arrived
+    store->set(any, number);
+    store->check({any});  // the answer says that both have arrived
   });
 }
 
 int Reports::any() const {
-  if (!store_ || !store_->check({kAny})) return -1;
-  const Bytes text = store_->get(kAny);
+  if (!store_ || !store_->check({prefix_})) return -1;
+  const Bytes text = store_->get(prefix_);
   try {
     return std::stoi(std::string(text.begin(), text.end()));
   } catch (const std::exception&) {  // not ours

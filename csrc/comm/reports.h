@@ -5,8 +5,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace ringattn {
 
@@ -18,7 +20,11 @@ struct Report {
 // The store may have gone with the rank that kept it, so every question has an end.
 class Reports {
  public:
-  explicit Reports(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}  // may be null
+  Reports() = default;  // nobody reports
+
+  // life: tells groups apart that one after another have the same store.
+  Reports(c10::intrusive_ptr<c10d::Store> store, std::int64_t life)
+      : store_(std::move(store)), prefix_("ringattn_ext/failure/" + std::to_string(life)) {}
 
   void publish(int rank, const Report& report) const;
 
@@ -29,7 +35,10 @@ class Reports {
   int any() const;
 
  private:
+  std::string key_of(int rank) const { return prefix_ + '/' + std::to_string(rank); }
+
   c10::intrusive_ptr<c10d::Store> store_;
+  std::string prefix_;  // a key too: of the number of a rank that has left a report
 };
 
 }  // namespace ringattn

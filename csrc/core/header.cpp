@@ -167,7 +167,7 @@ std::string dtype_name(std::int64_t value) {
   return value == 15 ? "bfloat16" : "";
 }
 
-CallHeader::CallHeader() : refused(0) {
+CallHeader::CallHeader() : life(0), refused(0) {
   std::fill(std::begin(fields), std::end(fields), kUnset);
   std::memset(reason, 0, sizeof(reason));
   set(Field::protocol, kProtocol);

@@ -49,6 +49,7 @@ struct CallHeader {
   static constexpr std::int64_t kUnset = INT64_MIN;              // a field that this operator does not have
 
   std::int64_t fields[static_cast<int>(Field::count)];
+  std::int64_t life;  // a random number of the rank's; that of rank 0 names this life of the group
   std::int64_t refused;
   char reason[256];  // why, if refused; always terminated
 

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <random>
 #include <set>
 
 #include "comm/c10d_transport.h"
-#include "comm/reports.h"
 #include "comm/settings.h"
 #include "ops/checks.h"
 #include "ops/device.h"
@@ -97,7 +97,7 @@ Ring Ring::of_group(const std::string& name) {
   ring.world_size = group->getSize();
   if (ring.world_size == 1) return ring;
   ring.state = state_of(name, group);
-  const Owner owner{name, group->getStore()};
+  const Owner owner{name, {group->getStore(), ring.state->life}};
   ring.transport = c10d_transport(group, owner);
   ring.carries_accelerators = ringattn::carries_accelerators(group);
   if (ring.state->side != nullptr) ring.header_transport = c10d_transport(ring.state->side, owner);
@@ -173,6 +173,7 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
                 "ringattn_ext.init(group) before");
     call_ = ++ring.state->calls;
     header.set(Field::call, call_);
+    header.life = static_cast<std::int64_t>(std::random_device()());
     if (const Group group = ring.state->group.lock()) header.set(Field::members, members_hash(group));
   }
 
@@ -191,6 +192,11 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
     carry_out([&] { connect(*ring.transport, call.payload); });
     ring.state->connected = true;
   }
+}
+
+Reports Agreement::reports() const {
+  const Group group = ring_.state->group.lock();
+  return group ? Reports(group->getStore(), ring_.state->life) : Reports();
 }
 
 // The same on all ranks, whatever they were told or found wrong.
@@ -236,6 +242,7 @@ void Agreement::show(CallHeader& header, const std::exception_ptr& refusal) {
       ring_.state->calls = std::max(ring_.state->calls.load(), other.get(Field::call));
     }
     ring_.state->agreed |= found.text.empty();
+    if (ring_.state->life == 0) ring_.state->life = headers.front().life;
   }
   if (!refusal && !found.text.empty()) throw RingError(found.text, {ring_.rank, found.rank, ring_.name, call_});
 }
@@ -249,8 +256,7 @@ void Agreement::fail(const std::exception_ptr& error) {
     throw *ring_.state->failure;
   } catch (...) {
     const std::string reason = reason_of(error);
-    const Group group = ring_.state->group.lock();
-    if (group) Reports(group->getStore()).publish(ring_.rank, {-1, reason});
+    reports().publish(ring_.rank, {-1, reason});
     ring_.transport->close();
     if (ring_.header_transport != nullptr) ring_.header_transport->close();
     ring_.state->failure =
@@ -263,8 +269,7 @@ void Agreement::fail(const std::exception_ptr& error) {
 
 // What broke the group, as this rank saw it and as others have told; they are told in turn, and the connections end.
 RingError Agreement::explain(const RingError& own) const {
-  const Group group = ring_.state->group.lock();
-  const Reports reports(group ? group->getStore() : nullptr);
+  const Reports reports = this->reports();
   reports.publish(ring_.rank, {own.where().peer, own.text()});
   ring_.transport->close();
   if (ring_.header_transport != nullptr) ring_.header_transport->close();

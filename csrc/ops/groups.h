@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/reports.h"
 #include "comm/transport.h"
 #include "core/error.h"
 #include "ring/workspace.h"
@@ -26,6 +27,7 @@ struct GroupState {
   const int process;  // a child that is forked from it cannot use the group
   c10::intrusive_ptr<c10d::ProcessGroup> side;  // on which headers travel; null: on the group itself
   std::atomic<std::int64_t> calls = 0;
+  std::int64_t life = 0;             // what tells this group from another that has its name; 0 until the first call
   bool agreed = false;               // the ranks have compared a call and found nothing wrong
   bool connected = false;            // its connections for GPUs have been opened
   std::optional<RingError> failure;  // the first, since which the group is broken
@@ -106,6 +108,7 @@ class Agreement {
   }
 
  private:
+  Reports reports() const;
   bool is_compared(const Call& call, bool on_gpus) const;
   void show(CallHeader& header, const std::exception_ptr& refusal);
   [[noreturn]] void fail(const std::exception_ptr& error);
