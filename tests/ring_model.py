@@ -56,7 +56,7 @@ class View(NamedTuple):
     send: int  # the rank to which the next message can begin to move, and the one from which, as far as this rank goes
     receive: int
     sending: int  # the rank to which a message is moving
-    lacks: frozenset[int]  # the ranks whose messages it waits for
+    pending: tuple[int, ...]  # the ranks with whose messages a wait has still to do, in its order: sends first
     status: int
 
 
@@ -136,18 +136,24 @@ class Rank:
     def look(self, local: Local) -> View:
         moves: list[tuple[str, int | str]] = []
         alone, waits_to_receive = False, False
-        lacks: set[int] = set()
+        pending: tuple[int, ...] = ()
         for q, queue in enumerate(self.queues):
-            if local.status != RUNNING or local.at[q] == len(queue):
+            if local.status not in (RUNNING, FAILED) or local.at[q] == len(queue):
                 continue
             instruction = queue[local.at[q]]
             if isinstance(instruction, Wait):
                 sends, receives = self.needed(instruction)
-                lacking = [*self.sends[local.sent // 2 : sends], *self.receives[local.received // 2 : receives]]
                 waits_to_receive |= local.received // 2 < receives
+                lacking = self.sends[local.sent // 2 : sends]
+                over = 0 if lacking else local.received // 2
+                lacking += [
+                    posted for posted in self.receives[over:receives] if posted.exchange == instruction.exchange
+                ]
                 if lacking:
-                    lacks |= {posted.message.peer for posted in lacking}
+                    pending = tuple(posted.message.peer for posted in lacking)
                     continue
+            if local.status == FAILED:
+                continue
             if isinstance(instruction, Fence) and any(local.at[p] < len(self.queues[p]) for p in range(q)):
                 continue
             move = (f"rank {self.rank} {describe(instruction)}", self.execute(local, q, instruction))
@@ -161,7 +167,7 @@ class Rank:
         if self.order == "mailbox" and not waits_to_receive:
             receive = NONE
         sending = self.sends[local.sent // 2].message.peer if local.sent % 2 and local.status == RUNNING else NONE
-        return View(tuple(moves), alone, send, receive, sending, frozenset(lacks), local.status)
+        return View(tuple(moves), alone, send, receive, sending, pending, local.status)
 
     def is_free(self, local: Local, q: int, instruction: Instruction) -> bool:
         """Does this instruction, which can run now, commute with all that can happen before it runs?
@@ -345,13 +351,14 @@ def explore(
     *,
     reduced: bool = False,
     stopping: int | None = None,
-    closes: bool = True,
+    closes: str = "all",
 ) -> Report:
     """Visits all states. Raises ModelError with a shortest run to the first that is wrong.
 
-    reduced: leaves out reorderings of what commutes (Rank.is_free). stopping: a rank that may stop for ever at any
-    moment; then the exchanges with it fail, and a rank whose exchange fails gives up and, if it closes its connections,
-    so do the exchanges with that rank.
+    reduced: leaves out reorderings of what commutes (Rank.is_free).
+    stopping: a rank that may stop for ever at any moment. Then the messages from it and to it fail, and a rank that
+    comes to wait for one gives up. What it closes fails for others: the connections with "all" ranks, with those of the
+    messages still "pending", or "none".
     """
     tables = [Rank(rank, program, order, rank == stopping) for rank, program in enumerate(ranks)]
     start = tuple(table.start for table in tables)
@@ -385,45 +392,50 @@ def explore(
 
 
 def successors(
-    tables: list[Rank], state: State, reduced: bool, stopping: int | None, closes: bool
+    tables: list[Rank], state: State, reduced: bool, stopping: int | None, closes: str
 ) -> Iterator[tuple[str, State | str]]:
     views = [table.view(number) for table, number in zip(tables, state, strict=True)]
 
-    def replaced(*changes: tuple[int, int]) -> State:
-        after = list(state)
-        for rank, number in changes:
-            after[rank] = number
-        return tuple(after)
+    def with_rank(i: int, number: int | str) -> State | str:
+        return number if isinstance(number, str) else (*state[:i], number, *state[i + 1 :])
+
+    def with_both(i: int, sender: int | str, j: int, receiver: int | str) -> State | str:
+        after = with_rank(i, sender)
+        if isinstance(after, str) or isinstance(receiver, str):
+            return after if isinstance(after, str) else receiver
+        return (*after[:j], receiver, *after[j + 1 :])
 
     if reduced:
         for i, view in enumerate(views):
             if view.alone:
-                text, number = view.moves[0]
-                yield text, number if isinstance(number, str) else replaced((i, number))
+                yield view.moves[0][0], with_rank(i, view.moves[0][1])
                 return
 
     for i, view in enumerate(views):
         for text, number in view.moves:
-            yield text, number if isinstance(number, str) else replaced((i, number))
-        if view.send != NONE and views[view.send].receive == i:
-            j = view.send
-            sender, receiver = tables[i].begin(state[i], True), tables[j].begin(state[j], False)
-            text = f"a message from rank {i} to rank {j} begins"
-            if isinstance(sender, str) or isinstance(receiver, str):
-                yield text, sender if isinstance(sender, str) else str(receiver)
-            else:
-                yield text, replaced((i, sender), (j, receiver))
-        if view.sending != NONE and views[view.sending].status == RUNNING:
-            j = view.sending
-            over, contents = tables[i].end_send(state[i])
-            text = f"a message from rank {i} to rank {j} ends"
-            yield text, replaced((i, over), (j, tables[j].end_receive(state[j], contents)))
+            yield text, with_rank(i, number)
+        j = view.send
+        if j != NONE and views[j].receive == i:
+            yield (
+                f"from rank {i} to rank {j}: begins",
+                with_both(i, tables[i].begin(state[i], True), j, tables[j].begin(state[j], False)),
+            )
+        j = view.sending
+        if j != NONE and views[j].status == RUNNING:
+            sender, contents = tables[i].end_send(state[i])
+            yield f"from rank {i} to rank {j}: ends", with_both(i, sender, j, tables[j].end_receive(state[j], contents))
 
     if stopping is not None:
-        closed = {i for i, view in enumerate(views) if view.status == STOPPED or (closes and view.status == FAILED)}
+
+        def is_closed(i: int, j: int) -> bool:
+            other = views[j]
+            if other.status == FAILED:
+                return closes == "all" or (closes == "pending" and i in other.pending)
+            return other.status == STOPPED
+
         for i, view in enumerate(views):
-            if view.lacks & closed:
-                yield f"rank {i} fails", replaced((i, tables[i].leave(state[i], FAILED)))
-        finished = not views[stopping].moves and not views[stopping].lacks
-        if views[stopping].status == RUNNING and not finished:
-            yield f"rank {stopping} stops", replaced((stopping, tables[stopping].leave(state[stopping], STOPPED)))
+            if view.status == RUNNING and view.pending and is_closed(i, view.pending[0]):
+                yield f"rank {i} fails", with_rank(i, tables[i].leave(state[i], FAILED))
+        view = views[stopping]
+        if view.status == RUNNING and (view.moves or view.pending):
+            yield f"rank {stopping} stops", with_rank(stopping, tables[stopping].leave(state[stopping], STOPPED))

@@ -63,8 +63,7 @@ def test_calls_in_the_memory_of_those_before(P: int, calls: tuple[str, ...], ord
     prove(small_ring(P), calls, order, reduced=P == 4)
 
 
-@pytest.mark.parametrize("mask", ["full", "near"])
-@pytest.mark.parametrize("P", range(5, 7))
+@pytest.mark.parametrize(("P", "mask"), [(5, "full"), (5, "near"), (6, "near")])
 def test_larger_rings(P: int, mask: str) -> None:
     prove(small_ring(P, "contiguous", mask), BOTH, "host", reduced=True)
 
@@ -94,23 +93,27 @@ def test_a_rank_stops(P: int) -> None:
         check_states(report, P, 2 * P - 2)
 
 
+@pytest.mark.parametrize("closes", ["pending", "none"])
 @pytest.mark.parametrize("P", range(2, 5))
-def test_a_rank_that_fails_must_close_its_connections(P: int) -> None:
-    """Else only the neighbours of the lost rank are told. Up to three ranks, all others are neighbours."""
-    ranks = programs(small_ring(P), ("forward",))
+def test_a_rank_that_fails_must_close_all_its_connections(P: int, closes: str) -> None:
+    """Else a rank that is through with the lost one, or far from it, waits for one that has given up.
+
+    To close the connections on which something is pending is not enough: a rank may be through with one of its
+    neighbours in this exchange, and that one comes back for the next.
+    """
+    ranks = programs(small_ring(P), BOTH)
     for victim in range(P):
-        if P < 4:
-            report = explore(ranks, stopping=victim, closes=False)
-            assert ("failed",) * (P - 1) in {end[:victim] + end[victim + 1 :] for end in report.ends}
-            check_states(report, P, P - 1)
+        if P == 2:
+            report = explore(ranks, stopping=victim, closes=closes)
+            assert {("failed", "stopped"), ("stopped", "failed")} & set(report.ends)
+            check_states(report, P, 2 * P - 2)
         else:
-            far = (victim + 2) % P
-            with pytest.raises(ModelError, match=f"^rank {far} waits for ever: it waits for exchange"):
-                explore(ranks, stopping=victim, closes=False)
+            with pytest.raises(ModelError, match=f"^rank [^{victim}] waits for ever: it waits for exchange"):
+                explore(ranks, stopping=victim, closes=closes, reduced=P == 4)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("layout", "mask"), RINGS)
+@pytest.mark.parametrize(("layout", "mask"), [("contiguous", "near"), ("contiguous", "causal"), ("zigzag", "full")])
 @pytest.mark.parametrize("P", range(1, 4))
 def test_the_reduced_search_comes_to_the_same_ends(P: int, layout: str, mask: str, order: str) -> None:
     ranks = programs(small_ring(P, layout, mask), BOTH, headers=order == "host")

@@ -305,7 +305,7 @@ NOTHING_THERE = "(attends to|works on) .* and finds nothing in"
 OTHER_THERE = r"(attends to|works on) block (\d) .* finds block (?!\2)\d"
 TOUCHED = "((reads|writes|sends) .* while it is being (sent|received)|receives into .* while it is being sent)"
 EARLY = "reads .* while it is being received"
-OVERWRITTEN = "(receives into|writes) .* while it is being sent"
+OVERWRITTEN = "((receives into|writes) .* while it is being sent|sends .* while it is being received)"
 FOR_EVER = "waits for ever: it waits for exchange"
 INCOMPLETE = "ends with (state|gradient)"
 
@@ -347,8 +347,8 @@ FAULTS = [
     # The buffers.
     Fault(None, FORWARD, 2, OTHER_THERE, forward=does_not_swap_its_buffers),
     Fault(None, BOTH, 3, OTHER_THERE, backward=does_not_swap_its_buffers),
-    Fault(None, FORWARD, 2, EARLY, forward=one_buffer),
-    Fault(None, BOTH, 3, EARLY, backward=one_buffer),
+    Fault(None, FORWARD, 2, TOUCHED, forward=one_buffer),
+    Fault(None, BOTH, 3, TOUCHED, backward=one_buffer),
     Fault(None, BOTH, 2, TOUCHED, backward=two_gradient_buffers),
     Fault(None, BOTH, 2, "writes gradient . while it is being received", backward=accumulates_into_what_arrives),
     Fault(no_wait_for_sends, FORWARD, 4, OVERWRITTEN, forward=a_buffer_more),
@@ -371,14 +371,13 @@ FAULTS = [
 @pytest.mark.parametrize("P", range(2, 5))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults(fault: Fault, P: int) -> None:
+    """The reduced search finds what the full one finds; of four ranks it is the only one, for the time it takes."""
     ranks = fault.programs(small_ring(P, fault.layout))
-    if P >= fault.shows_from:
-        with pytest.raises(ModelError, match=rf"^rank \d {fault.message}"):
-            explore(ranks, fault.order)
-        with pytest.raises(ModelError):
-            explore(ranks, fault.order, reduced=True)
-    else:
-        for reduced in (False, True):
+    for reduced in (False, True) if P < 4 or P < fault.shows_from else (True,):
+        if P >= fault.shows_from:
+            with pytest.raises(ModelError, match=rf"^rank \d {fault.message}"):
+                explore(ranks, fault.order, reduced=reduced)
+        else:
             report = explore(ranks, fault.order, reduced=reduced)
             assert report.ends == [("finished",) * P]
             check_states(report, P, (P - 1) * len(fault.calls))
