@@ -178,8 +178,8 @@ class Rank:
 
         Until it runs, its queue posts nothing new. So of this rank's memory the others can touch only the messages that
         are posted by now, and what its other queues can reach: they do not come past a fence that waits for this one.
-        Posting and passing a wait touch no memory and, once possible, stay so. A rank that may stop at any moment is
-        not reordered, since stopping does not commute.
+        Posting and passing a wait touch no memory and, once possible, stay so. A verdict may end the rank, and with it
+        whatever it has posted. A rank that may stop at any moment is not reordered: stopping does not commute.
         """
         if self.stops:
             return False
@@ -199,6 +199,8 @@ class Rank:
         def can_move(posted: Posted) -> bool:
             return local.at[posted.queue] > posted.position or posted.exchange in posts
 
+        if isinstance(instruction, Verdict) and any(can_move(posted) for posted in sends + receives):
+            return False
         for posted in sends:
             if can_move(posted) and written.intersection(posted.message.buffers):
                 return False
@@ -400,10 +402,11 @@ def successors(
         return number if isinstance(number, str) else (*state[:i], number, *state[i + 1 :])
 
     def with_both(i: int, sender: int | str, j: int, receiver: int | str) -> State | str:
-        after = with_rank(i, sender)
-        if isinstance(after, str) or isinstance(receiver, str):
-            return after if isinstance(after, str) else receiver
-        return (*after[:j], receiver, *after[j + 1 :])
+        if isinstance(sender, str) or isinstance(receiver, str):
+            return sender if isinstance(sender, str) else str(receiver)
+        after = list(state)
+        after[i], after[j] = sender, receiver
+        return tuple(after)
 
     if reduced:
         for i, view in enumerate(views):
