@@ -130,7 +130,13 @@ def find_program(name: str) -> str:
 def build_folder(torch: Torch, kernels: Kernels) -> Path:
     """Kept between builds, so that they are incremental; one for each torch, nvcc and Python."""
     nvcc = f"nvcc-{kernels.compiler.version}-" if kernels.compiler else ""
-    return ROOT / "build" / re.sub(r"[^\w.]+", "-", f"torch-{torch.version}-{nvcc}{sys.implementation.cache_tag}")
+    name = f"torch-{torch.version}-{nvcc}{sys.implementation.cache_tag}"
+    return ROOT / "build" / re.sub(r"[^\w.]+", "-", "-".join(filter(None, [name, sanitizers()])))
+
+
+def sanitizers() -> str:
+    """With which the module is compiled, as in "address,undefined": tests/sanitized.py says so here."""
+    return os.environ.get("RINGATTN_SANITIZE", "")
 
 
 def forget_moved_build(folder: Path, nvcc: Path | None = None) -> None:
@@ -191,6 +197,7 @@ def compile_module(torch: Torch, kernels: Kernels) -> Path:
         "RINGATTN_PYBIND11_INCLUDE": _pybind11_include(folder, torch),
         "RINGATTN_MODULE_SUFFIX": suffix,
         "RINGATTN_MODULE_DIR": folder / "module",
+        "RINGATTN_SANITIZE": sanitizers(),
         **_cuda_settings(kernels),
     }
     print(f"ringattn_ext: torch {torch.version} in {torch.folder}; {jobs} jobs in {folder}", flush=True)

@@ -1,5 +1,6 @@
 #include "comm/background.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -11,6 +12,8 @@
 
 namespace ringattn {
 namespace {
+
+constexpr const char* kThreadName = "ringattn_wait";  // for who lists the threads of a process
 
 // Calls `function`, then, when its thread is free for the next, `done`.
 struct Job {
@@ -38,6 +41,7 @@ class Pool {
   };
 
   void work(Job first) {
+    ::pthread_setname_np(::pthread_self(), kThreadName);
     Worker worker;
     worker.job = std::move(first);
     std::unique_lock lock(mutex_);

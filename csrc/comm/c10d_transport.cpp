@@ -221,7 +221,7 @@ class HostExchange final : public Exchange {
     try {
       c10d::resolve_process_group(owner_.name);
     } catch (const std::exception&) {
-      throw waiter_.failure(-1, "the group", "was destroyed");
+      throw waiter_.failure(waiter_.rank, "the group", "was destroyed by this process");
     }
   }
 

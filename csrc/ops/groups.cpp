@@ -269,36 +269,30 @@ void Agreement::fail(const std::exception_ptr& error) {
 
 // What broke the group, as this rank saw it and as others have told; they are told in turn, and the connections end.
 RingError Agreement::explain(const RingError& own) const {
+  Whereabouts where = own.where();
+  const bool is_own = where.peer == ring_.rank;
   const Reports reports = this->reports();
-  reports.publish(ring_.rank, {own.where().peer, own.text()});
+  reports.publish(ring_.rank, {is_own ? -1 : where.peer, own.text()});
   ring_.transport->close();
   if (ring_.header_transport != nullptr) ring_.header_transport->close();
 
   // From rank to rank, each blaming the next, to one that has blamed nobody.
-  int culprit = own.where().peer;
   std::optional<Report> last;
-  std::set<int> seen{ring_.rank};
   int reporter = -1;
-  while (culprit >= 0 && seen.insert(culprit).second) {
-    const auto report = reports.of(culprit, own.where().silent ? kPatienceWithTheSilent : kPatienceWithTheClosed);
+  std::set<int> seen{ring_.rank};
+  while (where.peer >= 0 && seen.insert(where.peer).second) {
+    const auto report = reports.of(where.peer, where.silent ? kPatienceWithTheSilent : kPatienceWithTheClosed);
     if (!report) break;
     last = report;
-    reporter = culprit;
+    reporter = where.peer;
     if (report->peer < 0 || seen.contains(report->peer)) break;
-    culprit = report->peer;
+    where.peer = report->peer;
   }
-  std::string text;
-  if (culprit >= 0) {
-    text = "rank " + std::to_string(culprit) +
-           (last && reporter == culprit ? " failed" : own.where().silent ? " gave no sign of life" : " is lost");
-  } else {
-    text = "the call failed";
-  }
+  const char* fate = is_own || reporter == where.peer ? "failed" : where.silent ? "gave no sign of life" : "is lost";
+  std::string text = where.peer < 0 ? "the ring failed" : "rank " + std::to_string(where.peer) + ' ' + fate;
   text += ", in call " + std::to_string(call_) + " (" + op_name(op_) + ") on group '" + ring_.name + "'; " + own.text();
   if (last) text += "; rank " + std::to_string(reporter) + " reported: " + last->text;
-  Whereabouts where = own.where();
   where.rank = ring_.rank;
-  where.peer = culprit;
   where.group = ring_.name;
   where.call = call_;
   return RingError(text, std::move(where));
