@@ -49,9 +49,15 @@ def main(kind: str, *arguments: str) -> int:
     with tempfile.TemporaryDirectory(prefix="ringattn-sanitized-") as folder:
         package(Path(folder))
         libraries = runtime("tsan") if "thread" in kind else f"{runtime('asan')} {runtime('ubsan')}"
-        environment = os.environ | OPTIONS | {"LD_PRELOAD": libraries, "PYTHONPATH": folder}
+        # pytest has taken stderr, and a process that a sanitizer ends gives nothing back.
+        report = Path(folder, "report")
+        options = {name: f"{value}:log_path={report}" for name, value in OPTIONS.items()}
+        environment = os.environ | options | {"LD_PRELOAD": libraries, "PYTHONPATH": folder}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-        return subprocess.run(command, cwd=ROOT, env=environment).returncode
+        status = subprocess.run(command, cwd=ROOT, env=environment).returncode
+        for file in Path(folder).glob("report.*"):
+            print(file.read_text(errors="replace"))
+        return status
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from faults.cases import KIB, Case, moment
 
 RECOVERY_TIMEOUT = 20.0
 BEFORE_DESTROY = 0.3  # s
+MOST_WAITING = 8  # threads for messages: one for each peer of an exchange, and one that asks the store
 CANARIES = 6  # tensors of the size of a block
 ATTRIBUTES = ("rank", "peer", "group", "call", "hop")
 
@@ -67,8 +68,11 @@ def _settle(case: Case, stderr: Path) -> None:
 
 
 def census() -> dict[str, int]:
-    """Threads and open files of this process."""
-    return {"threads": len(os.listdir("/proc/self/task")), "files": len(os.listdir("/proc/self/fd"))}
+    """Threads and open files of this process. The threads that wait for messages belong to no group, and stay."""
+    threads = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    waiting = threads.count("ringattn_wait")
+    assert waiting <= MOST_WAITING, threads
+    return {"threads": len(threads) - waiting, "files": len(os.listdir("/proc/self/fd"))}
 
 
 def settled_census(expected: dict[str, int] | None = None, patience: float = 2.0) -> dict[str, int]:
