@@ -37,9 +37,8 @@ def package(folder: Path) -> None:
     kernels = setup.choose_kernels(found.version, None, [], os.environ)
     module = setup.compile_module(found, kernels)
     target = folder / "ringattn_ext"
-    shutil.copytree(
-        ROOT / "python" / "ringattn_ext", target, ignore=shutil.ignore_patterns("_C.*.so", "__pycache__", "_build_info.py")
-    )
+    built = shutil.ignore_patterns("_C.*.so", "__pycache__", "_build_info.py")
+    shutil.copytree(ROOT / "python" / "ringattn_ext", target, ignore=built)
     shutil.copy2(module, target)
     (target / "_build_info.py").write_text(setup.build_info(found, kernels))
 

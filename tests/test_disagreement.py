@@ -264,7 +264,9 @@ def three_opinions() -> tuple[str, str]:
 
 def test_all_differ() -> None:
     answers = run_ranks(3, three_opinions, timeout=RANKS_TIMEOUT)
-    assert set(answers) == {("RingError", "ring: ranks disagree on scale: rank 0 has 0.5, rank 1 has 0.25, rank 2 has 0.125")}
+    assert set(answers) == {
+        ("RingError", "ring: ranks disagree on scale: rank 0 has 0.5, rank 1 has 0.25, rank 2 has 0.125")
+    }
 
 
 def many_disagreements(rounds: int) -> None:

@@ -4,19 +4,11 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
-#include <string>
 
-#include "comm/reports.h"
+#include "comm/host_exchange.h"
 #include "comm/transport.h"
 
 namespace ringattn {
-
-// The group for which messages travel, which may be another than the one that carries them: its name, by which the
-// process knows it while it is not destroyed, and what its ranks report.
-struct Owner {
-  std::string name;
-  Reports reports;
-};
 
 std::unique_ptr<Transport> c10d_transport(c10::intrusive_ptr<c10d::ProcessGroup> group, Owner owner);
 

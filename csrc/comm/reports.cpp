@@ -31,8 +31,8 @@ bool ask(std::chrono::milliseconds time, Function function) {
 void Reports::publish(int rank, const Report& report) const {
   if (!store_) return;
   const std::string name = std::to_string(rank), text = std::to_string(report.peer) + ' ' + report.text;
-  ask(kPatience, [store = store_, key = key_of(rank), bytes = Bytes(text.begin(), text.end()),
-                  any = prefix_, number = Bytes(name.begin(), name.end())] {
+  ask(kPatience, [store = store_, key = key_of(rank), bytes = Bytes(text.begin(), text.end()), any = prefix_,
+                  number = Bytes(name.begin(), name.end())] {
     store->set(key, bytes);
     store->set(any, number);
     store->check({any});  // the answer says that both have arrived

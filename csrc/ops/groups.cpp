@@ -164,9 +164,9 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
       throw RingError("another thread of this process is in a call on this group; one call at a time", here);
     }
     if (const auto& failure = ring.state->failure) {
-      throw RingError("group '" + ring.name + "' is broken; destroy it and make a new one. What broke it: " +
-                          failure->text(),
-                      failure->where());
+      throw RingError(
+          "group '" + ring.name + "' is broken; destroy it and make a new one. What broke it: " + failure->text(),
+          failure->where());
     }
     TORCH_CHECK(call.capture == 0 || !on_gpus || ring.state->connected,
                 "a graph is being captured, and the connections of the group have not been opened: call "
@@ -259,10 +259,9 @@ void Agreement::fail(const std::exception_ptr& error) {
     reports().publish(ring_.rank, {-1, reason});
     ring_.transport->close();
     if (ring_.header_transport != nullptr) ring_.header_transport->close();
-    ring_.state->failure =
-        RingError("rank " + std::to_string(ring_.rank) + " failed in call " + std::to_string(call_) + " (" +
-                      op_name(op_) + "): " + reason,
-                  {ring_.rank, ring_.rank, ring_.name, call_});
+    ring_.state->failure = RingError("rank " + std::to_string(ring_.rank) + " failed in call " + std::to_string(call_) +
+                                         " (" + op_name(op_) + "): " + reason,
+                                     {ring_.rank, ring_.rank, ring_.name, call_});
     throw;
   }
 }

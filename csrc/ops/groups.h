@@ -24,14 +24,14 @@ struct GroupState {
   explicit GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group);
 
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  const int process;  // a child that is forked from it cannot use the group
+  const int process;                            // a child that is forked from it cannot use the group
   c10::intrusive_ptr<c10d::ProcessGroup> side;  // on which headers travel; null: on the group itself
   std::atomic<std::int64_t> calls = 0;
   std::int64_t life = 0;             // what tells this group from another that has its name; 0 until the first call
   bool agreed = false;               // the ranks have compared a call and found nothing wrong
   bool connected = false;            // its connections for GPUs have been opened
   std::optional<RingError> failure;  // the first, since which the group is broken
-  std::mutex busy;         // one caller at a time: two would receive each other's messages
+  std::mutex busy;                   // one caller at a time: two would receive each other's messages
   Workspace workspace;
 };
 

@@ -127,9 +127,8 @@ void differing_fields(Random& random) {
       std::vector<CallHeader> headers(P, usual_header());
       // Ranks behind it differ as well.
       for (std::size_t r = rank; r < headers.size(); ++r) headers[r].set(example.field, example.second);
-      const std::string expected =
-          text("ranks disagree on ", example.name, ": ", run_of_ranks(0, rank - 1), example.first_text, ", ",
-               run_of_ranks(rank, P - 1), example.second_text);
+      const std::string expected = text("ranks disagree on ", example.name, ": ", run_of_ranks(0, rank - 1),
+                                        example.first_text, ", ", run_of_ranks(rank, P - 1), example.second_text);
       CHECK(checked_verdict(headers) == expected, verdict(headers).text, " instead of ", expected);
 
       // Of several fields the first in the order of Field counts, whichever rank it is on.
@@ -144,7 +143,8 @@ void differing_fields(Random& random) {
   // Rank 0 is the odd one.
   std::vector<CallHeader> headers(3, usual_header());
   headers[0].set(Field::head_dim, std::int64_t{32});
-  CHECK(checked_verdict(headers) == "ranks disagree on head_dim: rank 0 has 32, ranks 1 and 2 have 64", verdict(headers).text);
+  CHECK(checked_verdict(headers) == "ranks disagree on head_dim: rank 0 has 32, ranks 1 and 2 have 64",
+        verdict(headers).text);
 }
 
 void refusals() {

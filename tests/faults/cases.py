@@ -49,8 +49,8 @@ FAULTS = {
 PHASES = ("header", "first", "middle", "last", "between", "backward")
 
 
-# In the middle bytes are on their way. Elsewhere the others first come as far as they can without the victim, so that it
-# is known where they are.
+# In the middle bytes are on their way. Elsewhere the others first come as far as they can without the victim, so that
+# it is known where they are.
 PATIENCE = {"middle": 0.0}
 USUAL_PATIENCE = 0.2  # s
 

@@ -57,8 +57,8 @@ class Leader:
         self.notices = inject.shared_notices(case.P)
         self.alive = set(range(case.P))
         # Steps: what each rank answered, by step and rank. fault_at: when it began, for the other ranks. cleared_at:
-        # when a rank that could not notice it was set free again. stacks: of the ranks that have not answered. cpu: time
-        # of all ranks.
+        # when a rank that could not notice it was set free again. stacks: of the ranks that have not answered. cpu:
+        # time of all ranks.
         self.report: dict[str, Any] = {"steps": {}, "fault_at": 0.0, "cleared_at": 0.0, "stacks": {}, "broken": ""}
         self.report["cpu"] = 0.0
 
