@@ -30,7 +30,8 @@ bool ask(std::chrono::milliseconds time, Function function) {
 
 void Reports::publish(int rank, const Report& report) const {
   if (!store_) return;
-  const std::string name = std::to_string(rank), text = std::to_string(report.peer) + ' ' + report.text;
+  const std::string name = std::to_string(rank),
+                    text = std::to_string(report.peer) + (report.silent ? "? " : " ") + report.text;
   ask(kPatience, [store = store_, key = key_of(rank), bytes = Bytes(text.begin(), text.end()), any = prefix_,
                   number = Bytes(name.begin(), name.end())] {
     store->set(key, bytes);
@@ -63,9 +64,9 @@ std::optional<Report> Reports::of(int rank, std::chrono::milliseconds patience) 
   if (!answered || found->empty()) return std::nullopt;
   const std::string text(found->begin(), found->end());
   const std::size_t space = text.find(' ');
-  if (space == std::string::npos) return std::nullopt;
+  if (space == std::string::npos || space == 0) return std::nullopt;
   try {
-    return Report{std::stoi(text.substr(0, space)), text.substr(space + 1)};
+    return Report{std::stoi(text), text[space - 1] == '?', text.substr(space + 1)};
   } catch (const std::exception&) {  // not ours
     return std::nullopt;
   }

@@ -13,7 +13,8 @@
 namespace ringattn {
 
 struct Report {
-  int peer = -1;  // the rank that it blames; none: the trouble is its own
+  int peer = -1;        // the rank that it blames; none: the trouble is its own
+  bool silent = false;  // because it took too long
   std::string text;
 };
 

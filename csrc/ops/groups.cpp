@@ -256,7 +256,7 @@ void Agreement::fail(const std::exception_ptr& error) {
     throw *ring_.state->failure;
   } catch (...) {
     const std::string reason = reason_of(error);
-    reports().publish(ring_.rank, {-1, reason});
+    reports().publish(ring_.rank, {-1, false, reason});
     ring_.transport->close();
     if (ring_.header_transport != nullptr) ring_.header_transport->close();
     ring_.state->failure = RingError("rank " + std::to_string(ring_.rank) + " failed in call " + std::to_string(call_) +
@@ -271,7 +271,7 @@ RingError Agreement::explain(const RingError& own) const {
   Whereabouts where = own.where();
   const bool is_own = where.peer == ring_.rank;
   const Reports reports = this->reports();
-  reports.publish(ring_.rank, {is_own ? -1 : where.peer, own.text()});
+  reports.publish(ring_.rank, {is_own ? -1 : where.peer, where.silent, own.text()});
   ring_.transport->close();
   if (ring_.header_transport != nullptr) ring_.header_transport->close();
 
@@ -286,6 +286,7 @@ RingError Agreement::explain(const RingError& own) const {
     reporter = where.peer;
     if (report->peer < 0 || seen.contains(report->peer)) break;
     where.peer = report->peer;
+    where.silent = report->silent;
   }
   const char* fate = is_own || reporter == where.peer ? "failed" : where.silent ? "gave no sign of life" : "is lost";
   std::string text = where.peer < 0 ? "the ring failed" : "rank " + std::to_string(where.peer) + ' ' + fate;
