@@ -169,7 +169,9 @@ def ring_attention(
     CUDA graphs: forward and backward can be captured, on a group after `init` and one call with the same arguments. All
     ranks capture, and replay in the same order.
 
-    Compile after torch.distributed is initialised: groups, ranks and sizes are constants of the compiled code.
+    Compile after torch.distributed is initialised: groups, ranks and sizes are constants of the compiled code. It keeps
+    calls of this package in program order. The compiler may move another collective past them where neither depends on
+    the other: ranks whose programs differ around such a one may then wait for each other.
 
     Source: Liu, Zaharia, Abbeel: Ring Attention with Blockwise Transformers for Near-Infinite Context
     (arXiv:2310.01889); online softmax: Milakov, Gimelshein (arXiv:1805.02867).
