@@ -101,7 +101,17 @@ def test_pairs_are_covered(parameters: dict[str, Any]) -> None:
 
 
 def test_every_fault_runs() -> None:
-    assert {case.fault for parameters in MATRICES for case in matrix(parameters)} == set(FAULTS) - {""}
+    assert {case.fault for parameters in MATRICES for case in matrix(parameters)} == {
+        name for name, fault in FAULTS.items() if fault.action
+    }
+
+
+AMBUSHES = 20 if FULL else 1
+
+
+@each([Case("ambush", str(i), P, P - 1 - i % P, block) for i in range(AMBUSHES) for P in (2, 3, 4) for block in SIZES])
+def test_killed_at_any_time(case: Case, outcome: Outcome) -> None:
+    check(case, outcome(case))
 
 
 # --- callers that a group does not have ---

@@ -13,6 +13,7 @@ LOST_RANK = 10.0  # s, in which a dead rank is noticed by all others
 SILENT_RANK = 5.0  # s, beyond the timeout of the group, in which a silent one is
 LONG, SHORT = 60.0, 4.0  # timeouts of groups: one that must not be what ends a wait, and one that must
 PAUSE = 1.5  # s
+UNNAMED_THREADS = "threads without a name"  # in what ranks say of themselves
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (KIB, 8 * MIB)  # bytes of one block, its keys and values: in one piece, or more than sockets hold
@@ -21,7 +22,7 @@ SIZES = (KIB, 8 * MIB)  # bytes of one block, its keys and values: in one piece,
 class Fault(NamedTuple):
     """What happens: something that the rank in question does to itself, or that is done while it waits."""
 
-    action: str  # of inject.py; "hold" where the leader does the rest
+    action: str  # of inject.py; "hold" where the leader does the rest; none without a moment
     timeout: float  # of the group
     ends: str  # how the pass ends on the others: "lost" (soon), "silent" (at the timeout), "well"
     victim_ends: str  # and on the victim: "dead", "raises" (an error of its own), "RingError", "well"
@@ -33,7 +34,7 @@ FAULTS = {
     "exit": Fault("exit", LONG, "lost", "dead"),
     "raise": Fault("raise", LONG, "lost", "raises"),
     "interrupt": Fault("hold", LONG, "lost", "raises"),  # Ctrl-C for a rank that waits for one that is held
-    "destroy": Fault("hold", SHORT, "silent", "RingError"),  # of the group, while its call waits for one that is held
+    "destroy": Fault("hold", LONG, "lost", "RingError"),  # of the group, while its call waits for one that is held
     "stop": Fault("stop", SHORT, "silent", "RingError"),  # and continues when all others have given up
     "pause": Fault("stop", 20.0, "well", "well"),
     "slow": Fault("hold", 20.0, "well", "well"),
@@ -41,6 +42,7 @@ FAULTS = {
     "cut": Fault("hold", SHORT, "silent", "RingError", "namespaces"),  # its link is down
     "flap": Fault("hold", 20.0, "well", "well", "namespaces"),  # its link is down for three seconds
     "rate": Fault("hold", 20.0, "well", "well", "namespaces"),  # its link is slow
+    "ambush": Fault("", LONG, "lost", "dead"),  # killed at any time, in one pass of many; the phase is only a number
     "": Fault("", 20.0, "well", "well"),  # nothing happens; for the jobs of cases
 }
 
@@ -89,11 +91,6 @@ class Case(NamedTuple):
         return 3.5 if self.job == "warn" else PAUSE
 
     @property
-    def culprit(self) -> int:
-        """The rank that is to blame for the errors of the others."""
-        return self.actor if self.fault == "destroy" else self.victim
-
-    @property
     def patience(self) -> float:
         return PATIENCE.get(self.phase, USUAL_PATIENCE)
 
@@ -130,7 +127,7 @@ def _parameters(faults: Sequence[str], phases: Sequence[str]) -> dict[str, Seque
 
 _OF_LINKS = [name for name, fault in FAULTS.items() if fault.needs == "namespaces"]
 MATRICES = (
-    _parameters([name for name in FAULTS if name and name not in _OF_LINKS], PHASES),
+    _parameters([name for name, fault in FAULTS.items() if fault.action and name not in _OF_LINKS], PHASES),
     _parameters(_OF_LINKS, ("header", "middle", "backward")),
 )
 

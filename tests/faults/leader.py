@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -23,10 +24,12 @@ from faults.cases import LOST_RANK, Case
 from faults.rank import live
 
 STEP_LIMIT = 45.0  # s, for what no fault delays
+AGAIN_LIMIT = 20.0
 LEAVE_LIMIT = 10.0
 MARGIN = 3.0  # s beyond a bound: a report says by how much it was missed
 BEFORE_INTERRUPT = 0.5  # s; by then the victim waits
 FLAP = 3.0  # s
+LONGEST_AMBUSH = 0.5  # s
 
 
 class Overrun(Exception):
@@ -56,11 +59,14 @@ class Leader:
         self.connections: list[Connection] = []
         self.notices = inject.shared_notices(case.P)
         self.alive = set(range(case.P))
-        # Steps: what each rank answered, by step and rank. fault_at: when it began, for the other ranks. cleared_at:
-        # when a rank that could not notice it was set free again. stacks: of the ranks that have not answered. cpu:
-        # time of all ranks.
-        self.report: dict[str, Any] = {"steps": {}, "fault_at": 0.0, "cleared_at": 0.0, "stacks": {}, "broken": ""}
-        self.report["cpu"] = 0.0
+        self.report: dict[str, Any] = {
+            "steps": {},  # what each rank answered, by step and rank
+            "fault_at": 0.0,  # when it began, for the other ranks
+            "cleared_at": 0.0,  # when a rank that could not notice it was set free again
+            "stacks": {},  # of the ranks that have not answered
+            "broken": "",  # why the case could not be played to its end
+            "cpu": 0.0,  # seconds, of all ranks
+        }
 
     # --- processes ---
 
@@ -123,9 +129,9 @@ class Leader:
                 except (EOFError, ConnectionResetError):
                     self.alive.discard(rank)
 
-    def ask(self, step: str, *args: Any) -> None:
+    def ask(self, step: str, *args: Any, limit: float = STEP_LIMIT) -> None:
         self.tell(self.alive, step, *args)
-        self.hear(step, set(self.alive), time.monotonic() + STEP_LIMIT)
+        self.hear(step, set(self.alive), time.monotonic() + limit)
 
     def _keep_stacks(self, ranks: Iterable[int]) -> None:
         before = {rank: len(self._stderr(rank)) for rank in ranks}
@@ -144,12 +150,12 @@ class Leader:
         self.ask("start")
         assert len(self.alive) == self.case.P, f"ranks are gone before the fault, not {sorted(self.alive)}"
         self.tell(self.alive, "run")
-        if self.case.fault:
+        if self.case.what.action:
             self._wait_for_actor()
         else:
             self._fault_is_now()
         getattr(self, f"_{self.case.fault}", self._nothing_more)()
-        self.ask("call_again")
+        self.ask("call_again", limit=AGAIN_LIMIT)
         self.ask("recover", sorted(self.alive))
         self.tell(self.alive, "leave")
 
@@ -192,6 +198,12 @@ class Leader:
         self._hear_others()
         self._release()
         self._hear_actor()
+
+    def _ambush(self) -> None:
+        time.sleep(random.uniform(0.0, LONGEST_AMBUSH))
+        self._fault_is_now()
+        os.kill(self.pids[self.case.victim], signal.SIGKILL)
+        self._hear_all()
 
     def _destroy(self) -> None:
         self._hear_others()

@@ -95,8 +95,8 @@ def _without_namespaces() -> tuple[str, bool]:
     for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux")):
         if shutil.which(program) is None:
             return f"{program} was not found; on Debian: apt-get install {package}", True
-    queue = "tc qdisc add dev a root tbf rate 1mbit burst 9kb latency 1ms"
-    trial = f"ip link add bridge type bridge && ip link add a type veth peer name b && {queue}"
+    queue = "tc qdisc add dev port0 root tbf rate 1mbit burst 9kb latency 1ms"
+    trial = f"ip link add bridge type bridge && ip link add port0 type veth peer name port1 && {queue}"
     done = subprocess.run(["unshare", "-n", "sh", "-c", trial], capture_output=True, text=True, timeout=20)
     reason = f"this machine has no links between network namespaces: {done.stderr.strip()}"
     return (reason if done.returncode else ""), False

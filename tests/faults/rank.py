@@ -5,6 +5,7 @@ It stays until it is told to leave, so that nothing that the others notice is th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -27,11 +29,11 @@ import torch.distributed as dist
 
 import ringattn_ext as ra
 from faults import inject, jobs, links
-from faults.cases import KIB, Case, moment
+from faults.cases import KIB, UNNAMED_THREADS, Case, moment
 
 RECOVERY_TIMEOUT = 20.0
 BEFORE_DESTROY = 0.3  # s
-MOST_WAITING = 8  # threads for messages: one for each peer of an exchange, and one that asks the store
+QUIET = 0.3  # s, in which nobody does anything
 CANARIES = 6  # tensors of the size of a block
 ATTRIBUTES = ("rank", "peer", "group", "call", "hop")
 
@@ -68,19 +70,23 @@ def _settle(case: Case, stderr: Path) -> None:
 
 
 def census() -> dict[str, int]:
-    """Threads and open files of this process. The threads that wait for messages belong to no group, and stay."""
-    threads = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
-    waiting = threads.count("ringattn_wait")
-    assert waiting <= MOST_WAITING, threads
-    return {"threads": len(threads) - waiting, "files": len(os.listdir("/proc/self/fd"))}
+    """Open files of this process, and its threads by name; those that nobody named have the name of the first one."""
+    names: Counter[str] = Counter()
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            names[path.read_text().strip()] += 1
+    unnamed = names.pop(Path("/proc/self/comm").read_text().strip())
+    return {UNNAMED_THREADS: unnamed, "open files": len(os.listdir("/proc/self/fd")), **names}
 
 
 def settled_census(expected: dict[str, int] | None = None, patience: float = 2.0) -> dict[str, int]:
     """The same, after waiting a little for threads that are about to end."""
     deadline = time.monotonic() + patience
-    while (now := census()) != expected and time.monotonic() < deadline:
+    while True:
+        now = census()
+        if expected and all(now[what] <= expected.get(what, 0) for what in now) or time.monotonic() > deadline:
+            return now
         time.sleep(0.02)
-    return now
 
 
 def describe(error: BaseException | None) -> dict[str, Any] | None:
@@ -134,7 +140,7 @@ class Place:
 
     def run(self) -> dict[str, Any]:
         """The pass under the fault, or a job."""
-        if self.case.fault and self.rank == self.case.actor and self.case.phase != "between":
+        if self.case.what.action and self.rank == self.case.actor and self.case.phase != "between":
             when = moment(self.case.phase, self.case.P)
             inject.arm(self.case.what.action, when, self.case.patience, self.notices[self.rank])
         if self.case.fault == "destroy" and self.rank == self.case.victim:
@@ -164,11 +170,19 @@ class Place:
     def recover(self, members: list[int]) -> dict[str, Any]:
         """The group is destroyed, and those that are left make a new one. What is left of either? And is memory that
         the pass has given back still written?"""
+        cpu = time.process_time()
+        time.sleep(QUIET)
+        busy = (time.process_time() - cpu) / QUIET
         attempt(ra.release_workspace)
         canaries = [torch.full((self.case.block // 4,), float(i)) for i in range(CANARIES)]
         start = time.monotonic()
         error, _ = attempt(dist.destroy_process_group) if dist.is_initialized() else (None, None)
-        answer: dict[str, Any] = {"destroy": error, "seconds": time.monotonic() - start, "at_rest": self.at_rest}
+        answer: dict[str, Any] = {
+            "destroy": error,
+            "seconds": time.monotonic() - start,
+            "at_rest": self.at_rest,
+            "busy": busy,
+        }
         answer["after_destroy"] = settled_census(self.at_rest)
         answer["error"], _ = attempt(self._prove_new_group, members)
         answer["after_recovery"] = settled_census(self.at_rest)
@@ -178,8 +192,10 @@ class Place:
     # --- how ---
 
     def _pass(self) -> dict[str, Any]:
-        cpu = time.process_time()
-        error, results = attempt(self._attend, self._between)
+        error, results = None, None
+        while error is None and (results is None or self.case.fault == "ambush"):
+            cpu = time.process_time()
+            error, results = attempt(self._attend, self._between)
         answer: dict[str, Any] = {
             "ended": time.monotonic(),
             "started": self.pass_started,
@@ -187,7 +203,7 @@ class Place:
             "in": self.stage,
             "error": error,
         }
-        if results is not None:
+        if error is None:
             answer["equal"] = all(torch.equal(a, b) for a, b in zip(results, self.expected, strict=True))
         return answer
 
