@@ -116,7 +116,7 @@ class HostExchange final : public Exchange {
     try {
       c10d::resolve_process_group(owner_.name);
     } catch (const std::exception&) {
-      throw waiter_.failure(waiter_.rank, "the group", "was destroyed by this process");
+      throw waiter_.failure(-1, "the group", "was destroyed by this process");
     }
   }
 

@@ -269,9 +269,8 @@ void Agreement::fail(const std::exception_ptr& error) {
 // What broke the group, as this rank saw it and as others have told; they are told in turn, and the connections end.
 RingError Agreement::explain(const RingError& own) const {
   Whereabouts where = own.where();
-  const bool is_own = where.peer == ring_.rank;
   const Reports reports = this->reports();
-  reports.publish(ring_.rank, {is_own ? -1 : where.peer, where.silent, own.text()});
+  reports.publish(ring_.rank, {where.peer, where.silent, own.text()});
   ring_.transport->close();
   if (ring_.header_transport != nullptr) ring_.header_transport->close();
 
@@ -288,8 +287,8 @@ RingError Agreement::explain(const RingError& own) const {
     where.peer = report->peer;
     where.silent = report->silent;
   }
-  const char* fate = is_own || reporter == where.peer ? "failed" : where.silent ? "gave no sign of life" : "is lost";
-  std::string text = where.peer < 0 ? "the ring failed" : "rank " + std::to_string(where.peer) + ' ' + fate;
+  const char* fate = reporter == where.peer ? "failed" : where.silent ? "gave no sign of life" : "is lost";
+  std::string text = where.peer < 0 ? "the ring was ended" : "rank " + std::to_string(where.peer) + ' ' + fate;
   text += ", in call " + std::to_string(call_) + " (" + op_name(op_) + ") on group '" + ring_.name + "'; " + own.text();
   if (last) text += "; rank " + std::to_string(reporter) + " reported: " + last->text;
   where.rank = ring_.rank;

@@ -14,6 +14,7 @@ SILENT_RANK = 5.0  # s, beyond the timeout of the group, in which a silent one i
 LONG, SHORT = 60.0, 4.0  # timeouts of groups: one that must not be what ends a wait, and one that must
 PAUSE = 1.5  # s
 UNNAMED_THREADS = "threads without a name"  # in what ranks say of themselves
+WAITING_THREADS = "ringattn_wait"  # which wait for messages
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (KIB, 8 * MIB)  # bytes of one block, its keys and values: in one piece, or more than sockets hold
