@@ -4,7 +4,8 @@
 #   make test    all tests                                         PYTEST_ARGS="-k ring -x"
 #   make test-paths   all tests that reach the CPU kernels, under every instruction set of this machine
 #   make test-faults   ranks that die, stop, fail or lose their link at every phase of a pass: all combinations
-#   make test-asan    the C++ tests of the CPU kernels with sanitizers, under every instruction set
+#   make test-asan    with sanitizers: the C++ tests of the CPU kernels, and the operators with up to two ranks
+#   make test-tsan    virtual ranks under the thread sanitizer
 #   make bench   attention on this CPU, checked and timed          BENCH_ARGS="--quick", PEERS=1 for the peer too
 #   make bench-peers   the peer alone, from a virtual environment of its own
 #   make wheel-cuda   the wheel with CUDA kernels, installed into .venv-cuda; needs no GPU     RINGATTN_ARCHS="80;90"
@@ -29,7 +30,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.p
   $(shell find csrc third_party -not -path "*/__pycache__*")
 CPP_FILES = $(shell find $(wildcard csrc tests bench examples) \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \))
 
-.PHONY: help demo test test-paths test-faults test-asan bench bench-peers build lint format wheel wheel-cuda check-headers clean
+.PHONY: help demo test test-paths test-faults test-asan test-tsan bench bench-peers build lint format wheel wheel-cuda check-headers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -52,8 +53,14 @@ test-paths: build
 test-faults: build
 	RINGATTN_FAULTS=full $(PYTHON) -m pytest tests/test_faults.py $(PYTEST_ARGS)
 
+SANITIZED_TESTS := $(addprefix tests/test_,blocks.py attention_virtual.py sharding.py odd_input.py bad_input.py \
+  nonfinite.py no_uninitialised.py)
 test-asan: build
 	$(PYTHON) -m pytest tests/test_cpp.py -k sanitizers $(PYTEST_ARGS)
+	$(PYTHON) tests/sanitized.py address,undefined $(SANITIZED_TESTS) $(PYTEST_ARGS)
+
+test-tsan: build
+	$(PYTHON) tests/sanitized.py thread tests/test_attention_virtual.py tests/test_virtual_threads.py $(PYTEST_ARGS)
 
 # What the README shows is in bench/results; a run with arguments of its own does not replace it.
 BENCH_RESULTS ?= $(if $(BENCH_ARGS),build,bench)/results
