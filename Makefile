@@ -60,7 +60,7 @@ test-asan: build
 	$(PYTHON) tests/sanitized.py address,undefined $(SANITIZED_TESTS) $(PYTEST_ARGS)
 
 test-tsan: build
-	$(PYTHON) tests/sanitized.py thread tests/test_attention_virtual.py tests/test_virtual_threads.py $(PYTEST_ARGS)
+	$(PYTHON) tests/sanitized.py thread tests/test_attention_virtual.py $(PYTEST_ARGS)
 
 # What the README shows is in bench/results; a run with arguments of its own does not replace it.
 BENCH_RESULTS ?= $(if $(BENCH_ARGS),build,bench)/results
