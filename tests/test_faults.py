@@ -100,6 +100,14 @@ def test_pairs_are_covered(parameters: dict[str, Any]) -> None:
     assert covering_rows(parameters) == rows
 
 
+@pytest.mark.parametrize("need", ["namespaces", "strace"])
+def test_what_is_missing_is_named(need: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    reason, can_be_installed = links.what_is_missing(need)
+    assert "was not found; on Debian: apt-get install " in reason and can_be_installed
+
+
 def test_every_fault_runs() -> None:
     assert {case.fault for parameters in MATRICES for case in matrix(parameters)} == {
         name for name, fault in FAULTS.items() if fault.action
@@ -140,6 +148,27 @@ def test_second_thread(case: Case, outcome: Outcome) -> None:
     second = report["steps"]["run"][case.victim]["job"]
     assert second["error"] is not None and second["error"]["type"] == "RingError", second
     assert "another thread" in second["error"]["text"] and second["seconds"] < 0.5, second
+
+
+# --- users who have a handler of their own, and groups that come and break ---
+
+
+@each([Case("interrupt", phase, P, 0, job="handler") for phase in ("header", "first") for P in (2, 3)])
+def test_handler_of_the_user(case: Case, outcome: Outcome) -> None:
+    check(case, outcome(case))
+
+
+@each([Case("", "", P, 0, job="many_failures") for P in (2, 3)])
+def test_many_failures(case: Case, outcome: Outcome) -> None:
+    """Nothing piles up in a process whose groups break."""
+    report = outcome(case)
+    check(case, report)
+    for rank, run in report["steps"]["run"].items():
+        early, late = run["job"]["early"], run["job"]["late"]
+        grown = late.pop("KiB") - early.pop("KiB")
+        assert grown < 4096, f"rank {rank}: {grown} KiB more than after the first quarter"
+        more = {what: count - early.get(what, 0) for what, count in late.items()}
+        assert max(more.values()) <= 0, f"rank {rank}: {more} more than after the first quarter"
 
 
 # --- what a wait says ---

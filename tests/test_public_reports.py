@@ -92,7 +92,11 @@ REPORTS = {
         "2023-11-08",
         "https://github.com/pytorch/pytorch/issues/113281",
         "one rank left, and the others sat in the set-up of their connections",
-        why="ranks that leave are in the harness for faults, test_faults.py",
+        (
+            "test_faults.py::test_fault",
+            "test_faults.py::test_killed_far_away",
+            "test_faults.py::test_killed_at_any_time",
+        ),
     ),
     10: Report(
         "2026-09-13",
@@ -196,7 +200,7 @@ REPORTS = {
         "2026-07-17",
         "https://github.com/ml-explore/mlx/issues/3862",
         "one reset connection ended a helper thread, and the ring stood still for ever",
-        why="broken connections are in the harness for faults, test_faults.py",
+        ("test_faults.py::test_fault",),
     ),
     23: Report(
         "2026-08-31",

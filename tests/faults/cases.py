@@ -13,8 +13,6 @@ LOST_RANK = 10.0  # s, in which a dead rank is noticed by all others
 SILENT_RANK = 5.0  # s, beyond the timeout of the group, in which a silent one is
 LONG, SHORT = 60.0, 4.0  # timeouts of groups: one that must not be what ends a wait, and one that must
 PAUSE = 1.5  # s
-UNNAMED_THREADS = "threads without a name"  # in what ranks say of themselves
-WAITING_THREADS = "ringattn_wait"  # which wait for messages
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (KIB, 8 * MIB)  # bytes of one block, its keys and values: in one piece, or more than sockets hold
@@ -35,6 +33,7 @@ FAULTS = {
     "exit": Fault("exit", LONG, "lost", "dead"),
     "raise": Fault("raise", LONG, "lost", "raises"),
     "interrupt": Fault("hold", LONG, "lost", "raises"),  # Ctrl-C for a rank that waits for one that is held
+    "aside": Fault("hold", 20.0, "well", "well"),  # Ctrl-C for a rank whose call waits in another than the main thread
     "destroy": Fault("hold", LONG, "lost", "RingError"),  # of the group, while its call waits for one that is held
     "stop": Fault("stop", SHORT, "silent", "RingError"),  # and continues when all others have given up
     "pause": Fault("stop", 20.0, "well", "well"),
@@ -85,7 +84,7 @@ class Case(NamedTuple):
     @property
     def actor(self) -> int:
         """The rank that does something at the moment: it may be one that the victim waits for."""
-        return (self.victim + 1) % self.P if self.fault in ("interrupt", "destroy") else self.victim
+        return (self.victim + 1) % self.P if self.fault in ("interrupt", "aside", "destroy") else self.victim
 
     @property
     def pause(self) -> float:

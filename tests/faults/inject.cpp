@@ -112,7 +112,7 @@ void faults_arm(int action, int milliseconds, void* where_to_note, int count, co
   notice = static_cast<Notice*>(where_to_note);
   moments.clear();
   for (int i = count; i-- > 0;) moments.push_back({prefixes[i], ends[i] != 0});
-  at::addGlobalCallback(
+  [[maybe_unused]] static const auto once = at::addGlobalCallback(
       at::RecordFunctionCallback(began, ended).scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE}));
 }
 

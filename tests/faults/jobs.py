@@ -13,10 +13,13 @@ import small_call
 import torch
 
 import ringattn_ext as ra
-from faults.cases import Case
+from faults import inject
+from faults.cases import Case, moment
+from faults.census import resident_kib, what_a_process_holds
 
 CHILD_LIMIT = 5  # s
 BATCHES = 6
+ROUNDS = 24
 
 
 def _call(rank: int, P: int) -> dict[str, Any]:
@@ -46,6 +49,31 @@ def forked_child(rank: int, case: Case) -> Any:
         answer = json.loads(text) if text else {"error": None, "seconds": CHILD_LIMIT, "status": status}
     small_call.prove()
     return answer
+
+
+def many_failures(rank: int, case: Case) -> dict[str, Any]:
+    """Groups that break, one after the other: what the process holds after some of them, and after all."""
+    notice = inject.Notice()
+    census: list[dict[str, int]] = []
+    for number in range(ROUNDS):
+        group = torch.distributed.new_group(range(case.P))
+        victim, phase = number % case.P, ("first", "middle", "last", "backward")[number % 4]
+        if rank == victim:
+            inject.arm("raise", moment(phase, case.P), 0.0, notice)
+        error = None
+        try:
+            small_call.prove(group)
+        except RuntimeError as caught:
+            error = caught
+        assert error is not None and (rank == victim or isinstance(error, ra.RingError)), error
+        assert "injected" in str(error) or rank != victim, error
+        error = None
+        torch.distributed.destroy_process_group(group)
+        if number in (ROUNDS // 4, ROUNDS - 1):
+            time.sleep(0.1)
+            census.append(what_a_process_holds() | {"KiB": resident_kib()})
+    small_call.prove()
+    return {"early": census[0], "late": census[1]}
 
 
 class _Numbers(torch.utils.data.Dataset):

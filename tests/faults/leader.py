@@ -199,6 +199,13 @@ class Leader:
         self._release()
         self._hear_actor()
 
+    def _aside(self) -> None:
+        time.sleep(BEFORE_INTERRUPT)
+        os.kill(self.pids[self.case.victim], signal.SIGINT)
+        time.sleep(self.case.pause)
+        self._release()
+        self._hear_all()
+
     def _ambush(self) -> None:
         time.sleep(random.uniform(0.0, LONGEST_AMBUSH))
         self._fault_is_now()

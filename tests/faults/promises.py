@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from faults.cases import LOST_RANK, WAITING_THREADS, Case
+from faults.cases import LOST_RANK, Case
+from faults.census import WAITING_THREADS
 
 Report = dict[str, Any]
 
@@ -141,10 +142,11 @@ def attributes(case: Case, report: Report) -> None:
 
 
 def culprit_is_named(case: Case, report: Report) -> None:
-    """By a rank that has to do with it; in a ring of two there is no other to blame."""
+    """By all, if it has failed or is dead: those that notice tell the others. A silent rank, or one with a connection
+    that failed, at least by a rank that waits for it; in a ring of two there is no other to blame."""
     named = {rank: run["error"]["peer"] for rank, run in others(case, report).items()}
     assert case.victim in named.values(), named
-    if case.P == 2:
+    if case.P == 2 or (case.ends == "lost" and case.fault != "reset"):
         assert set(named.values()) == {case.victim}, named
 
 
@@ -161,7 +163,8 @@ def hop_is_named(case: Case, report: Report) -> None:
 
 def interrupted(case: Case, report: Report) -> None:
     run = runs(case, report)[case.victim]
-    assert run["error"] is not None and run["error"]["type"] == "KeyboardInterrupt", run
+    expected = "Stopped" if case.job == "handler" else "KeyboardInterrupt"
+    assert run["error"] is not None and run["error"]["type"] == expected, run
     assert run["in"] in ("forward", "backward"), run
     took = seconds(case, report, case.victim)
     assert took < INTERRUPTED, f"{took:.2f} s"
@@ -182,7 +185,9 @@ def broken_stays_broken(case: Case, report: Report) -> None:
     """Each later call raises at once, with the first cause."""
     for rank, answers in report["steps"]["call_again"].items():
         first = runs(case, report)[rank]["error"]
-        cause = "interrupt" if first["type"] == "KeyboardInterrupt" else first["text"].removeprefix("ring: ")
+        cause = first["text"].removeprefix("ring: ")
+        if first["type"] == "KeyboardInterrupt":
+            cause = "interrupt"
         if (case.fault, case.phase, rank) == ("raise", "between", case.victim):
             # Its own group was whole: it hears of the others in the next call.
             cause = answers.pop("ring_attention")["error"]["text"].removeprefix("ring: ")
@@ -202,6 +207,11 @@ def refused(case: Case, report: Report) -> None:
         error = run["error"]
         assert error is not None and error["type"] == "RingError", (rank, error)
         assert f"rank {case.victim} refused: " in error["text"] and "injected" in error["text"], (rank, error)
+        assert error["peer"] == case.victim and error["hop"] is None, (rank, error)
+
+
+def interrupted_aside(case: Case, report: Report) -> None:
+    assert runs(case, report)[case.victim]["interrupted"], "the main thread has not heard of it"
 
 
 def same_bits(case: Case, report: Report) -> None:
@@ -234,6 +244,8 @@ def promises_of(case: Case) -> list[Promise]:
         found = [*found, hop_is_named]
     if case.fault == "interrupt":
         found = [*found, interrupted]
+    if case.fault == "aside":
+        found = [*found, interrupted_aside]
     if case.fault == "raise":
         found = [*found, own_error]
     return [*ALWAYS, *found, *AFTERWARDS]

@@ -5,7 +5,6 @@ It stays until it is told to leave, so that nothing that the others notice is th
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import json
@@ -16,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -29,7 +27,8 @@ import torch.distributed as dist
 
 import ringattn_ext as ra
 from faults import inject, jobs, links
-from faults.cases import KIB, UNNAMED_THREADS, Case, moment
+from faults.cases import KIB, Case, moment
+from faults.census import what_it_holds_soon
 
 RECOVERY_TIMEOUT = 20.0
 BEFORE_DESTROY = 0.3  # s
@@ -40,6 +39,14 @@ ATTRIBUTES = ("rank", "peer", "group", "call", "hop")
 
 class Raised(RuntimeError):
     """What a rank raises between the passes."""
+
+
+class Stopped(Exception):
+    """What a user's handler of Ctrl-C raises."""
+
+
+def _stop(*_: object) -> NoReturn:
+    raise Stopped("by the user's handler")
 
 
 def live(case: Case, rank: int, folder: Path, notices: list[inject.Notice], connection: Connection) -> NoReturn:
@@ -60,33 +67,14 @@ def live(case: Case, rank: int, folder: Path, notices: list[inject.Notice], conn
 def _settle(case: Case, stderr: Path) -> None:
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what is started in the background
+    # Without this it would be ignored by what is started in the background.
+    signal.signal(signal.SIGINT, _stop if case.job == "handler" else signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if case.what.needs == "namespaces":
         links.leave_network()
         os.environ["GLOO_SOCKET_IFNAME"] = links.DEVICE
-
-
-def census() -> dict[str, int]:
-    """Open files of this process, and its threads by name; those that nobody named have the name of the first one."""
-    names: Counter[str] = Counter()
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            names[path.read_text().strip()] += 1
-    unnamed = names.pop(Path("/proc/self/comm").read_text().strip())
-    return {UNNAMED_THREADS: unnamed, "open files": len(os.listdir("/proc/self/fd")), **names}
-
-
-def settled_census(expected: dict[str, int] | None = None, patience: float = 2.0) -> dict[str, int]:
-    """The same, after waiting a little for threads that are about to end."""
-    deadline = time.monotonic() + patience
-    while True:
-        now = census()
-        if expected and all(now[what] <= expected.get(what, 0) for what in now) or time.monotonic() > deadline:
-            return now
-        time.sleep(0.02)
 
 
 def describe(error: BaseException | None) -> dict[str, Any] | None:
@@ -130,7 +118,7 @@ class Place:
         self._join("first", self.rank, self.case.P, RECOVERY_TIMEOUT)
         small_call.prove()
         dist.destroy_process_group()
-        self.at_rest = settled_census(patience=0.05)
+        self.at_rest = what_it_holds_soon(patience=0.05)
         self._join("case", self.rank, self.case.P, self.case.timeout)
         small_call.prove()
         cpu = time.process_time()
@@ -143,8 +131,8 @@ class Place:
         if self.case.what.action and self.rank == self.case.actor and self.case.phase != "between":
             when = moment(self.case.phase, self.case.P)
             inject.arm(self.case.what.action, when, self.case.patience, self.notices[self.rank])
-        if self.case.fault == "destroy" and self.rank == self.case.victim:
-            return self._destroy_meanwhile()
+        if self.case.fault in ("destroy", "aside") and self.rank == self.case.victim:
+            return self._pass_aside()
         job = getattr(jobs, self.case.job, None)
         return self._pass() if job is None else self._pass() | {"job": job(self.rank, self.case)}
 
@@ -183,9 +171,9 @@ class Place:
             "at_rest": self.at_rest,
             "busy": busy,
         }
-        answer["after_destroy"] = settled_census(self.at_rest)
+        answer["after_destroy"] = what_it_holds_soon(self.at_rest)
         answer["error"], _ = attempt(self._prove_new_group, members)
-        answer["after_recovery"] = settled_census(self.at_rest)
+        answer["after_recovery"] = what_it_holds_soon(self.at_rest)
         answer["canaries_live"] = all(bool((canary == i).all()) for i, canary in enumerate(canaries))
         return answer
 
@@ -207,17 +195,27 @@ class Place:
             answer["equal"] = all(torch.equal(a, b) for a, b in zip(results, self.expected, strict=True))
         return answer
 
-    def _destroy_meanwhile(self) -> dict[str, Any]:
-        """The pass in another thread; the group is destroyed as soon as the other rank is held."""
+    def _pass_aside(self) -> dict[str, Any]:
+        """The pass in another thread; this one destroys the group as soon as the other rank is held, or is
+        interrupted."""
         answers: list[dict[str, Any]] = []
         thread = threading.Thread(target=lambda: answers.append(self._pass()), daemon=True)
         thread.start()
-        while self.notices[self.case.actor].at == 0.0:
+        interrupted = False
+        try:
+            while self.notices[self.case.actor].at == 0.0:
+                time.sleep(0.01)
+            if self.case.fault == "destroy":
+                time.sleep(BEFORE_DESTROY)
+                dist.destroy_process_group()
+            while not answers:
+                time.sleep(0.01)  # not join: once interrupted, it takes the thread for ended
+        except KeyboardInterrupt:
+            interrupted = True
+        while not answers:
             time.sleep(0.01)
-        time.sleep(BEFORE_DESTROY)
-        dist.destroy_process_group()
         thread.join()
-        return answers[0]
+        return answers[0] | {"interrupted": interrupted}
 
     def _join(self, store: str, rank: int, size: int, timeout: float) -> None:
         path = str(self.folder / f"store-{store}")
