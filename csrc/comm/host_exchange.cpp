@@ -37,10 +37,15 @@ class HostExchange final : public Exchange {
         state_(std::make_shared<State>(std::move(pending), std::move(tensors))) {
     std::map<int, std::vector<std::size_t>> of_peers;
     for (std::size_t i = 0; i < state_->pending.size(); ++i) of_peers[state_->pending[i].peer].push_back(i);
-    for (const auto& [peer, indices] : of_peers) {
-      calls_.start([state = state_, waiter = waiter_, indices = indices, time = patience.of_backend] {
-        for (const std::size_t i : indices) wait_for(*state, waiter, i, time);
-      });
+    try {
+      for (const auto& [peer, indices] : of_peers) {
+        calls_.start([state = state_, waiter = waiter_, indices = indices, time = patience.of_backend] {
+          for (const std::size_t i : indices) wait_for(*state, waiter, i, time);
+        });
+      }
+    } catch (...) {  // no thread
+      abort();
+      throw;
     }
   }
 

@@ -215,25 +215,22 @@ bool Agreement::is_compared(const Call& call, bool on_gpus) const {
 }
 
 void Agreement::show(CallHeader& header, const std::exception_ptr& refusal) {
+  Transport& carrier = ring_.header_transport == nullptr ? *ring_.transport : *ring_.header_transport;
+  if (const std::string obstacle = carrier.obstacle(at::kCPU); !obstacle.empty()) {
+    if (refusal) return;
+    TORCH_CHECK_VALUE(false, "group: the ranks compare their calls over the CPU, and ", obstacle,
+                      ". ringattn_ext.init(group) makes a side group for that");
+  }
   std::vector<CallHeader> headers;
   try {
-    Transport& carrier = ring_.header_transport == nullptr ? *ring_.transport : *ring_.header_transport;
-    const std::string obstacle = carrier.obstacle(at::kCPU);
-    TORCH_CHECK_VALUE(obstacle.empty(), "group: the ranks compare their calls over the CPU, and ", obstacle,
-                      ". ringattn_ext.init(group) makes a side group for that");
     headers = exchange_headers(carrier, header);
-  } catch (const RingError&) {
+  } catch (...) {
     if (!refusal) fail(std::current_exception());
     try {
       fail(std::current_exception());
-    } catch (...) {  // this rank's own refusal is what its caller should see
+    } catch (const RingError&) {  // this rank's own refusal is what its caller should see
     }
     return;
-  } catch (const c10::Error&) {
-    if (!refusal) throw;
-    return;
-  } catch (...) {
-    fail(std::current_exception());
   }
   const Verdict found = verdict(headers);
   if (ring_.state != nullptr) {
