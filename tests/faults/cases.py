@@ -42,6 +42,7 @@ FAULTS = {
     "cut": Fault("hold", SHORT, "silent", "RingError", "namespaces"),  # its link is down
     "flap": Fault("hold", 20.0, "well", "well", "namespaces"),  # its link is down for three seconds
     "rate": Fault("hold", 20.0, "well", "well", "namespaces"),  # its link is slow
+    "midway": Fault("hold", LONG, "lost", "dead", "namespaces"),  # killed with half a message on a slow link
     "ambush": Fault("", LONG, "lost", "dead"),  # killed at any time, in one pass of many; the phase is only a number
     "": Fault("", 20.0, "well", "well"),  # nothing happens; for the jobs of cases
 }
@@ -125,9 +126,10 @@ def _parameters(faults: Sequence[str], phases: Sequence[str]) -> dict[str, Seque
     return {"fault": faults, "phase": phases, "P": (2, 3, 4), "victim": ("0", "middle", "last"), "block": SIZES}
 
 
-_OF_LINKS = [name for name, fault in FAULTS.items() if fault.needs == "namespaces"]
+_BY_PHASE = [name for name, fault in FAULTS.items() if fault.action and name != "midway"]
+_OF_LINKS = [name for name in _BY_PHASE if FAULTS[name].needs == "namespaces"]
 MATRICES = (
-    _parameters([name for name, fault in FAULTS.items() if fault.action and name not in _OF_LINKS], PHASES),
+    _parameters([name for name in _BY_PHASE if name not in _OF_LINKS], PHASES),
     _parameters(_OF_LINKS, ("header", "middle", "backward")),
 )
 

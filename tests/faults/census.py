@@ -8,18 +8,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-UNNAMED_THREADS = "threads without a name"
-WAITING_THREADS = "ringattn_wait"  # which wait for the messages of any group
-
 
 def what_a_process_holds() -> dict[str, int]:
-    """Open files of this process, and its threads by name; those that nobody named have the name of the first one."""
+    """Open files of this process, and its threads by name."""
     names: Counter[str] = Counter()
     for path in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             names[path.read_text().strip()] += 1
-    unnamed = names.pop(Path("/proc/self/comm").read_text().strip())
-    return {UNNAMED_THREADS: unnamed, "open files": len(os.listdir("/proc/self/fd")), **names}
+    return {"open files": len(os.listdir("/proc/self/fd")), **names}
 
 
 def what_it_holds_soon(expected: dict[str, int] | None = None, patience: float = 2.0) -> dict[str, int]:

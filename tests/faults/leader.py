@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable
@@ -26,9 +27,11 @@ from faults.rank import live
 STEP_LIMIT = 45.0  # s, for what no fault delays
 AGAIN_LIMIT = 20.0
 LEAVE_LIMIT = 10.0
+GDB_LIMIT = 30.0
 MARGIN = 3.0  # s beyond a bound: a report says by how much it was missed
 BEFORE_INTERRUPT = 0.5  # s; by then the victim waits
 FLAP = 3.0  # s
+MIDWAY = 0.3  # s after which a block of 8 MiB is on a slow link
 LONGEST_AMBUSH = 0.5  # s
 
 
@@ -50,6 +53,18 @@ def lead(case: Case, connection: Connection) -> NoReturn:
     connection.send_bytes(json.dumps(leader.finish()).encode())
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
+
+
+def native_stacks(pid: int) -> str:
+    """Of all threads of a process, where there is a debugger."""
+    if shutil.which("gdb") is None:
+        return ""
+    command = ["gdb", "-p", str(pid), "-batch", "-nx", "-ex", "thread apply all backtrace 16"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GDB_LIMIT)
+    except subprocess.TimeoutExpired:
+        return f"gdb took longer than {GDB_LIMIT} s\n"
+    return "".join(f"{line[:200]}\n" for line in done.stdout.splitlines() if line.startswith(("#", "Thread ")))
 
 
 class Leader:
@@ -138,7 +153,9 @@ class Leader:
         for rank in before:
             os.kill(self.pids[rank], signal.SIGUSR1)
         time.sleep(0.5)
-        self.report["stacks"] = {rank: self._stderr(rank)[length:] for rank, length in before.items()}
+        self.report["stacks"] = {
+            rank: self._stderr(rank)[length:] + native_stacks(self.pids[rank]) for rank, length in before.items()
+        }
 
     # --- the case ---
 
@@ -256,6 +273,14 @@ class Leader:
         self._hear_all()
 
     def _rate(self) -> None:
-        links.slow_down(self.case.victim)
+        links.slow_down(self.case.victim, self.pids[self.case.victim])
         self._release()
+        self._hear_all()
+
+    def _midway(self) -> None:
+        links.slow_down(self.case.victim, self.pids[self.case.victim])
+        self._release()
+        time.sleep(MIDWAY)
+        self._fault_is_now()
+        os.kill(self.pids[self.case.victim], signal.SIGKILL)
         self._hear_all()

@@ -19,6 +19,9 @@ DEVICE = "ring0"  # of a rank, in its namespace
 RATE = ("80mbit", "128kb", "50ms")  # rate, burst, longest wait in the queue
 
 
+_kept: list[int] = []  # namespaces
+
+
 def leave_network() -> None:
     """Into a new network namespace, which has nothing but a loopback device that is down. For processes of one thread,
     and their children."""
@@ -41,7 +44,9 @@ def make_bridge() -> None:
 
 
 def connect(rank: int, pid: int) -> None:
-    """A link from the bridge to a rank, whose process is in another namespace."""
+    """A link from the bridge to a rank, whose process is in another namespace. That stays when the process has died, so
+    that what its sockets have still to say is said."""
+    _kept.append(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))
     port, inside = f"port{rank}", ("nsenter", "-t", pid, "-n", "ip")
     _run("ip", "link", "add", port, "type", "veth", "peer", "name", DEVICE, "netns", pid)
     _run("ip", "link", "set", port, "master", "bridge", "addrgenmode", "none", "up")
@@ -59,9 +64,12 @@ def mend(rank: int) -> None:
     _run("ip", "link", "set", f"port{rank}", "up")
 
 
-def slow_down(rank: int) -> None:
+def slow_down(rank: int, pid: int) -> None:
+    """In both directions."""
     rate, burst, latency = RATE
-    _run("tc", "qdisc", "add", "dev", f"port{rank}", "root", "tbf", "rate", rate, "burst", burst, "latency", latency)
+    queue = ("root", "tbf", "rate", rate, "burst", burst, "latency", latency)
+    _run("tc", "qdisc", "add", "dev", f"port{rank}", *queue)
+    _run("nsenter", "-t", pid, "-n", "tc", "qdisc", "add", "dev", DEVICE, *queue)
 
 
 class FailingReads:
