@@ -90,7 +90,9 @@ def differentiate(configuration: Configuration, tensors: tuple[Tensor, ...], cal
     out, lse = call(*inputs)
     gradients = iter(())
     if configuration.is_differentiated:
-        pairs = [p for p, given in zip(((out, tensors[3]), (lse, tensors[4])), configuration.outputs, strict=True) if given]
+        pairs = [
+            p for p, given in zip(((out, tensors[3]), (lse, tensors[4])), configuration.outputs, strict=True) if given
+        ]
         wanted = [x for x in inputs if x.requires_grad]
         gradients = iter(torch.autograd.grad([p[0] for p in pairs], wanted, [p[1] for p in pairs]))
     found = [next(gradients) if x.requires_grad and configuration.is_differentiated else None for x in inputs]

@@ -12,7 +12,7 @@ from small_call import attempt
 
 import ringattn_ext as ra
 
-# What is spoiled -> how the error names it; a change of a length or of documents shows in the first of several fields.
+# What is spoiled -> how the error names it; a length, or the only head, does not change alone.
 FIELDS = {
     "op": ("the operator",),
     "backward": ("the operator",),
@@ -21,7 +21,7 @@ FIELDS = {
     "seq_len": ("seq_len", "key_seq_len"),
     "B": ("the batch size",),
     "Hq": ("the number of query heads",),
-    "Hkv": ("the number of key/value heads",),
+    "Hkv": ("the number of key/value heads", "the number of query heads"),
     "D": ("head_dim",),
     "is_causal": ("is_causal",),
     "window": ("window (left)",),
@@ -34,8 +34,13 @@ REFUSED = {"scale": -1.0, "window": (-2, 0), "layout": "spiral", "is_causal": 1}
 
 
 def fields_of(configuration: Configuration) -> list[str]:
-    """Those in which a rank can differ from the others; only the full mask is there for unequal lengths."""
+    """Those in which a rank can differ from the others; only the full mask is there for unequal lengths.
+
+    A sequence without tokens has no documents, whatever cu_seqlens says.
+    """
     case, left_out = configuration.case, set()
+    if case.key_len == 0:
+        left_out.add("documents")
     if case.key_len != case.S:
         left_out |= {"is_causal", "window", "documents"}
     if not configuration.is_differentiated:
@@ -108,7 +113,9 @@ def refuse(configuration: Configuration, argument: str, bad: int, group: Any = N
     rank = process_group(group).rank()
     if rank != bad:
         return error_of(lambda: play(configuration, group))
-    answer = attempt(lambda: ra.ring_attention(*(torch.ones(1, 1, 0, 1),) * 3, **{argument: REFUSED[argument]}, group=group))
+    answer = attempt(
+        lambda: ra.ring_attention(*(torch.ones(1, 1, 0, 1),) * 3, **{argument: REFUSED[argument]}, group=group)
+    )
     return {"type": answer[0], "text": answer[1]}
 
 

@@ -1,10 +1,10 @@
-"""Whole configurations, for hypothesis: shapes, masks, layouts, rings, data, strides, and which gradients are wanted."""
+"""Whole configurations, for hypothesis: shapes, masks, layouts, rings, data, strides, and wanted gradients."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import torch
 from cases import DTYPES, LAYOUTS, STRIDES, Case
 from configurations import DATA, NORMAL, Configuration
 from hypothesis import strategies as st
@@ -80,13 +80,7 @@ def configurations(draw: st.DrawFn, sizes: st.SearchStrategy[int], **how: Any) -
     )
 
 
-def plain(sizes: st.SearchStrategy[int], dtypes: list[torch.dtype] = list(DTYPES), **how: Any) -> Any:  # noqa: B006
+@st.composite
+def plain(draw: st.DrawFn, sizes: st.SearchStrategy[int], **how: Any) -> Configuration:
     """Configurations of ordinary data with all gradients: for properties that compare two calls."""
-    return st.builds(
-        lambda c, dtype, seed: Configuration(
-            case=Case(**{**vars(c.case), "dtype": dtype}), P=c.P, layout=c.layout, strides=c.strides, seed=seed
-        ),
-        configurations(sizes, **how),
-        st.sampled_from(dtypes),
-        SEEDS,
-    )
+    return replace(draw(configurations(sizes, **how)), data=NORMAL, needs_grad=(True,) * 3, outputs=(True, True))

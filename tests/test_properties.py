@@ -22,7 +22,7 @@ from error_bounds import assert_near, excess, terms, tolerance
 from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
-from reference import Result, dense, same_bits, visible
+from reference import Result, dense, same_bits
 from spoiled import REFUSED, assert_disagreement, assert_refusal, disagree, fields_of, refuse
 from strategies import SEEDS, configurations, plain
 from test_blocks import absorb, empty_state, scale_of
@@ -124,7 +124,9 @@ def test_shard_and_unshard_are_inverse(P: int, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[dim] = data.draw(st.integers(0, 40))
-    dtype = data.draw(st.sampled_from([torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]))
+    dtype = data.draw(
+        st.sampled_from([torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool])
+    )
     layout = data.draw(st.sampled_from(LAYOUTS))
     whole = torch.arange(torch.tensor(shape).prod()).view(shape).to(dtype)
     answers = run_ranks(P, round_trip, shape, dim, dtype, layout, timeout=RANKS_TIMEOUT)
@@ -270,11 +272,12 @@ def test_a_constant_added_to_all_keys(one: Configuration, shift: int) -> None:
     moved = k + shift
     assert torch.equal(moved.double(), k.double() + shift)
     a, b = (play_virtual(one, (q, keys, v, *rest)) for keys in (k, moved))
-    sizes, largest = terms((q, k.abs() + abs(shift), v, *rest), one.case.mask, one.scale)
+    sizes, _ = terms((q, k, v, *rest), one.case.mask, one.scale)
+    of_lse, largest = terms((q, k.abs() + abs(shift), v, *rest), one.case.mask, one.scale)
     lse = a.lse.double() + one.scale * shift * q.double().sum(-1)
     allowed = {name: 2 * tolerance(name, one.case.dtype, largest) for name in ("out", "lse")}
     assert excess("out", b.out, a.out.double(), sizes.out, allowed["out"]) <= 1.0
-    assert excess("lse", b.lse, lse, sizes.lse, allowed["lse"]) <= 1.0
+    assert excess("lse", b.lse, lse, of_lse.lse, allowed["lse"]) <= 1.0
 
 
 @prop(plain(VIRTUAL), SEEDS)
@@ -384,20 +387,18 @@ def test_a_call_does_not_know_of_those_before_it(calls: tuple[list, Configuratio
 # --- the measure itself ---
 
 
-@prop(plain(st.just(1)), st.sampled_from(Found._fields), SEEDS)
+@prop(plain(st.just(1)), st.sampled_from(Found._fields), SEEDS, share=2)
 def test_the_bounds_see_an_error(one: Configuration, name: str, where: int) -> None:
-    """One number that is off by 2^-4 of its terms fails, and so does a result for another mask."""
+    """One number that is off by a sixteenth of its terms is enough."""
     exact = dense(one.tensors(), one.case.mask, one.scale)
-    found = Found(*(t if n == "lse" and one.case.dtype != torch.float64 else t.to(one.case.dtype) for n, t in zip(Found._fields, exact, strict=True)))
-    found = found._replace(lse=found.lse.to(torch.float64 if one.case.dtype == torch.float64 else torch.float32))
+    dtype, precise = one.case.dtype, torch.float64 if one.case.dtype == torch.float64 else torch.float32
+    found = Found(*(t.to(precise if n == "lse" else dtype) for n, t in zip(Found._fields, exact, strict=True)))
     assert_near(one, found)
-    tensor, size = getattr(found, name).clone(), getattr(terms(one.tensors(), one.case.mask, one.scale)[0], name)
-    seen = size.flatten() > 0
-    if name == "lse":
-        seen &= tensor.flatten() > -torch.inf
+    size = getattr(terms(one.tensors(), one.case.mask, one.scale)[0], name).flatten()
+    wrong = getattr(found, name).clone(memory_format=torch.contiguous_format)
+    seen = (size > 0) & (wrong.flatten() > -torch.inf)
     assume(bool(seen.any()))
     index = int(seen.nonzero()[where % int(seen.sum())])
-    tensor.view(-1)[index] += size.flatten()[index] / 16
+    wrong.view(-1)[index] += size[index] / 16
     with pytest.raises(AssertionError):
-        assert_near(one, found._replace(**{name: tensor}))
-    assert torch.equal(one.case.mask, visible(one.case.S, one.case.key_len, one.case.is_causal, one.case.window, one.case.cu_seqlens))
+        assert_near(one, found._replace(**{name: wrong}))
