@@ -4,6 +4,8 @@
 #   make test    all tests                                         PYTEST_ARGS="-k ring -x"
 #   make test-paths   all tests that reach the CPU kernels, under every instruction set of this machine
 #   make test-faults   ranks that die, stop, fail or lose their link at every phase of a pass: all combinations
+#   make test-properties   many more examples of the property tests        PYTEST_ARGS=--hypothesis-seed=1
+#   make soak   thousands of mixed calls: nothing grows              SOAK_ARGS="--calls 20000 --ranks 3"
 #   make test-asan    with sanitizers: the C++ tests of the CPU kernels, and the operators with up to two ranks
 #   make test-tsan    virtual ranks under the thread sanitizer
 #   make bench   attention on this CPU, checked and timed          BENCH_ARGS="--quick", PEERS=1 for the peer too
@@ -30,7 +32,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt python/ringattn_ext/_version.p
   $(shell find csrc third_party -not -path "*/__pycache__*")
 CPP_FILES = $(shell find $(wildcard csrc tests bench examples) \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' \))
 
-.PHONY: help demo test test-paths test-faults test-asan test-tsan bench bench-peers build lint format wheel wheel-cuda check-headers clean
+.PHONY: help demo test test-paths test-faults test-properties soak test-asan test-tsan bench bench-peers build lint format wheel wheel-cuda check-headers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -52,6 +54,12 @@ test-paths: build
 # make test runs as many of the combinations as cover all pairs.
 test-faults: build
 	RINGATTN_FAULTS=full $(PYTHON) -m pytest tests/test_faults.py $(PYTEST_ARGS)
+
+test-properties: build
+	HYPOTHESIS_PROFILE=many $(PYTHON) -m pytest tests/test_properties.py $(PYTEST_ARGS)
+
+soak: build
+	$(PYTHON) tests/soak.py $(SOAK_ARGS)
 
 SANITIZED_TESTS := $(addprefix tests/test_,blocks.py attention_virtual.py sharding.py odd_input.py bad_input.py \
   nonfinite.py no_uninitialised.py)
