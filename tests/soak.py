@@ -5,8 +5,8 @@
 Every rank draws the same acts from the seed: passes forward and backward, forward alone, graphs that nobody goes back
 through, gathers, init, workspaces given back, disagreements, refusals, virtual ranks, groups that are made, called
 three times and destroyed; now and then a rank comes late. Every result that is due is compared with dense attention,
-as error_bounds.py has it, the errors of wrong calls always. Between acts, after the warm-up, each rank notes its memory,
-threads and file descriptors. What is printed for each rank:
+as error_bounds.py has it, the errors of wrong calls always. Between acts, after the warm-up, each rank notes its
+memory, threads and file descriptors. What is printed for each rank:
 
     memory         KiB a call: Theil and Sen's slope, the median over all pairs of notes, which a few jumps do not move
     threads        without those named ringattn_wait, which belong to a pool: as many as were ever needed at once
