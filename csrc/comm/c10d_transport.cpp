@@ -23,7 +23,7 @@ using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // Messages of one exchange between the same two ranks are told apart by their place in it.
 constexpr int kTag = 0x52;
-constexpr int kClosingTag = 0x51;  // of a message that nobody sends
+constexpr int kNothingTag = 0x51;  // of a message that nobody sends
 
 constexpr auto kForever = std::chrono::hours(24 * 365);
 
@@ -70,10 +70,17 @@ std::chrono::milliseconds timeout_of(const Group& group) {
   }
 }
 
+// A receive of what nobody sends; throws if the connection is closed.
+c10::intrusive_ptr<c10d::Work> begin_nothing(const Group& group, int peer) {
+  std::vector<at::Tensor> nothing{at::zeros({1}, at::kByte)};
+  return group->recv(nothing, peer, kNothingTag);
+}
+
 Patience patience_of(const Group& group) {
   const std::chrono::milliseconds timeout = timeout_of(group);
   const bool is_gloo = group->getBackend(c10::DeviceType::CPU)->getBackendName().find("gloo") != std::string::npos;
-  return {timeout, is_gloo ? kForever : timeout};
+  if (!is_gloo) return {timeout, timeout, nullptr};
+  return {timeout, kForever, [group](int peer) { begin_nothing(group, peer); }};
 }
 bool coalesces(const Group& group, at::DeviceType device) { return group->getBackend(device)->supportsCoalescing(); }
 
@@ -151,8 +158,7 @@ class C10dTransport final : public Transport {
     for (int peer = 0; peer < world_size(); ++peer) {
       if (peer == rank()) continue;
       try {
-        std::vector<at::Tensor> nothing{at::zeros({1}, at::kByte)};
-        group_->recv(nothing, peer, kClosingTag)->wait(1ms);
+        begin_nothing(group_, peer)->wait(1ms);
       } catch (const std::exception& error) {
         if (text_of(error).find("imed out") != std::string::npos) return;
       } catch (...) {

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kGlance = 100ms;  // between two looks at the time, the user and the group
-constexpr auto kLook = 500ms;    // between two looks for reports of other ranks
+constexpr auto kLook = 500ms;    // between two looks at the connections and for reports of other ranks
 
 std::string seconds(std::chrono::milliseconds time) {
   const auto tenths = time.count() / 100;
@@ -33,13 +33,13 @@ class HostExchange final : public Exchange {
                std::vector<at::Tensor> tensors)
       : waiter_(std::move(waiter)),
         owner_(std::move(owner)),
-        patience_(patience),
+        patience_(std::move(patience)),
         state_(std::make_shared<State>(std::move(pending), std::move(tensors))) {
     std::map<int, std::vector<std::size_t>> of_peers;
     for (std::size_t i = 0; i < state_->pending.size(); ++i) of_peers[state_->pending[i].peer].push_back(i);
     try {
       for (const auto& [peer, indices] : of_peers) {
-        calls_.start([state = state_, waiter = waiter_, indices = indices, time = patience.of_backend] {
+        calls_.start([state = state_, waiter = waiter_, indices = indices, time = patience_.of_backend] {
           for (const std::size_t i : indices) wait_for(*state, waiter, i, time);
         });
       }
@@ -59,7 +59,11 @@ class HostExchange final : public Exchange {
       try {
         if (host().check_interrupt != nullptr) host().check_interrupt();
         check_group();
-        check_reports(waited);
+        if (const auto looks = waited / kLook; looks > looks_) {
+          looks_ = looks;
+          check_connections();
+          check_reports();
+        }
         if (waited >= patience_.timeout) throw silence();
       } catch (...) {
         abort();
@@ -125,11 +129,22 @@ class HostExchange final : public Exchange {
     }
   }
 
+  void check_connections() const {
+    if (!patience_.probe) return;
+    for (std::size_t i = 0; i < state_->pending.size(); ++i) {
+      if (state_->over[i]) continue;
+      const Pending& missing = state_->pending[i];
+      try {
+        patience_.probe(missing.peer);
+      } catch (const std::exception& error) {
+        throw waiter_.failure(missing.peer, missing.what, "failed: " + text_of(error));
+      }
+    }
+  }
+
   // A rank that failed elsewhere in the ring may be noticed late by the one that this rank waits for.
-  void check_reports(std::chrono::milliseconds waited) {
-    const auto looks = waited / kLook;
-    if (looks == looks_ || !questions_.wait_for(0ms)) return;
-    looks_ = looks;
+  void check_reports() {
+    if (!questions_.wait_for(0ms)) return;
     const int rank = *failed_;
     if (rank >= 0 && rank != waiter_.rank) {
       const Pending& missing = state_->pending[state_->first_missing()];
@@ -189,7 +204,7 @@ RingError Waiter::failure(int peer, const std::string& what, const std::string& 
 
 std::unique_ptr<Exchange> host_exchange(Waiter waiter, Owner owner, Patience patience, std::vector<Pending> pending,
                                         std::vector<at::Tensor> tensors) {
-  return std::make_unique<HostExchange>(std::move(waiter), std::move(owner), patience, std::move(pending),
+  return std::make_unique<HostExchange>(std::move(waiter), std::move(owner), std::move(patience), std::move(pending),
                                         std::move(tensors));
 }
 

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,10 +32,12 @@ struct Pending {
   int peer = -1;     // none: all of a coalesced exchange
 };
 
-// How long a peer may take over a message; and how long the backend is told to wait for it, which is longer where the
-// caller can end that.
+// How long a peer may take over a message; how long the backend is told to wait for it, which is longer where the
+// caller can end that; and what throws if the connection to a peer is closed, which may be null. gloo forgets to say so
+// to who waits for a message of which a part has moved.
 struct Patience {
   std::chrono::milliseconds timeout, of_backend;
+  std::function<void(int peer)> probe;
 };
 
 // Who waits, and in what.
