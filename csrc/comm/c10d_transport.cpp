@@ -76,10 +76,18 @@ c10::intrusive_ptr<c10d::Work> begin_nothing(const Group& group, int peer) {
   return group->recv(nothing, peer, kNothingTag);
 }
 
+// Also of groups without a backend for the CPU.
+bool has_gloo(const Group& group) {
+  try {
+    return group->getBackend(c10::DeviceType::CPU)->getBackendName().find("gloo") != std::string::npos;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 Patience patience_of(const Group& group) {
   const std::chrono::milliseconds timeout = timeout_of(group);
-  const bool is_gloo = group->getBackend(c10::DeviceType::CPU)->getBackendName().find("gloo") != std::string::npos;
-  if (!is_gloo) return {timeout, timeout, nullptr};
+  if (!has_gloo(group)) return {timeout, timeout, nullptr};
   return {timeout, kForever, [group](int peer) { begin_nothing(group, peer); }};
 }
 bool coalesces(const Group& group, at::DeviceType device) { return group->getBackend(device)->supportsCoalescing(); }
@@ -153,8 +161,10 @@ class C10dTransport final : public Transport {
     return make();
   }
 
-  // gloo closes every connection of a group when one wait on it ends early.
+  // gloo closes every connection of a group when one wait on it ends early. Of other backends nothing is known that
+  // would do so.
   void close() noexcept override {
+    if (!has_gloo(group_)) return;
     for (int peer = 0; peer < world_size(); ++peer) {
       if (peer == rank()) continue;
       try {
