@@ -13,7 +13,8 @@ For ordinary inputs that is what the other tests ask for: 1e-5 in float32 (they:
 
 A weight or a gradient of one that is rounded to the input type has no digits below its smallest normal number, and so
 have results; the instruction for products of bfloat16 pairs takes numbers below 2^-126 for 0, and what multiplies them
-later may be large. Results above half the largest float16 may overflow, and are not judged.
+later may be large. exp of the accumulation type gives 0 where it has no normal number, so that such a weight is lost
+whole, not an epsilon of it. Results above half the largest float16 may overflow, and are not judged.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SMALLEST = {
     torch.bfloat16: 2.0**-100,
     torch.float16: 2.0**-14,
 }
+LOST = {dtype: max(size, 2.0**-970 if dtype == torch.float64 else 2.0**-100) for dtype, size in SMALLEST.items()}
 
 
 def terms(tensors: tuple[Tensor, ...], mask: Tensor, scale: float) -> tuple[Result, float]:
@@ -42,7 +44,8 @@ def terms(tensors: tuple[Tensor, ...], mask: Tensor, scale: float) -> tuple[Resu
     groups = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     scores = (scale * (query @ key.transpose(-1, -2))).masked_fill(~mask, -torch.inf)
-    weights = torch.exp(scores - lse.masked_fill(~mask.any(-1), 0.0)[..., None]).clamp(min=smallest) * mask
+    weights = torch.exp(scores - lse.masked_fill(~mask.any(-1), 0.0)[..., None])
+    weights = weights.clamp(min=LOST[tensors[0].dtype]) * mask
     query, key, value, grad_out = (t.abs() for t in (query, key, value, grad_out))
     sizes = scale * (query @ key.transpose(-1, -2)) * mask
     out = weights @ value

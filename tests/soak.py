@@ -5,12 +5,15 @@
 Every rank draws the same acts from the seed: passes forward and backward, forward alone, graphs that nobody goes back
 through, gathers, init, workspaces given back, disagreements, refusals, virtual ranks, groups that are made, called
 three times and destroyed; now and then a rank comes late. Every result that is due is compared with dense attention,
-as error_bounds.py has it, the errors of wrong calls always. Between acts, after the warm-up, each rank notes its
-memory, threads and file descriptors. What is printed for each rank:
+see error_bounds.py, and the errors of wrong calls always. Between acts, after a warm-up, each rank gives workspaces
+back and notes its resident memory, threads and file descriptors. What is printed for each rank:
 
     memory         KiB a call: Theil and Sen's slope, the median over all pairs of notes, which a few jumps do not move
     threads        without those named ringattn_wait, which belong to a pool: as many as were ever needed at once
     descriptors    as threads, they may not be more in the last note than in the first
+
+malloc maps every larger block on its own and has one arena, so that resident is what is in use, not what fell to pieces
+between calls of different sizes.
 
 The exit status is 1 if something grew, with what; or if a result was wrong, a rank failed, or none answered for long.
 """
@@ -41,7 +44,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from cases import LAYOUTS, MASKS, STRIDES, Case, random_case
+from cases import DTYPES, LAYOUTS, MASKS, STRIDES, Case, random_case
 from configurations import DATA, NORMAL, Configuration, play, play_virtual
 from error_bounds import assert_near
 from spoiled import REFUSED, assert_disagreement, disagree, fields_of, refuse
@@ -51,10 +54,11 @@ import ringattn_ext as ra
 KIB = 1024
 GROUP_TIMEOUT = timedelta(seconds=60)
 SILENCE = 120.0  # s without a sign of life from a rank
-NOTES = 100  # of resources, after the warm-up
+NOTES = 50  # of resources, after the warm-up
 WARM_UP = 0.3  # of all calls
-NOISE = 1024  # KiB in all: what an allocator's pools and late pages of libraries may add
+NOISE = 2048  # KiB in all: what an allocator's pools and late pages of libraries may add
 WAITING = "ringattn_wait"
+LEAKS = ("memory", "threads", "descriptors")
 
 # Weights, in a thousand acts.
 ACTS = {
@@ -111,8 +115,16 @@ def what_grew(notes: list[Note], ranks: int, limit: float) -> list[str]:
 
 # --- a rank ---
 
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
+
+
+def make_malloc_exact() -> None:
+    libc = ctypes.CDLL(None)
+    assert libc.mallopt(M_MMAP_THRESHOLD, 16 * KIB) and libc.mallopt(M_ARENA_MAX, 1)
+
 
 def take_note(calls: int) -> Note:
+    ra.release_workspace()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what is free is not held
     names = []
@@ -131,7 +143,7 @@ def draw_configuration(P: int) -> Configuration:
     S = random.choice((0, 1, P - 1, random.randint(2, 9), random.randint(10, 60), random.randint(61, 130)))
     case: Case = replace(
         random_case(random.choice(MASKS), S=max(S, 1)),
-        dtype=random.choice((torch.float64, torch.float32, torch.bfloat16, torch.float16)),
+        dtype=random.choice(DTYPES),
     )
     if S == 0:
         case = replace(case, S=0, window=None, cu_seqlens=None)
@@ -156,6 +168,7 @@ class Rank:
     def __init__(self, rank: int, options: argparse.Namespace) -> None:
         self.rank, self.options = rank, options
         self.calls = self.checked = 0
+        self.warming_up = True
         self.acts: Counter[str] = Counter()
         self.leaked: list[Any] = []
 
@@ -163,6 +176,12 @@ class Rank:
         notes: list[Note] = []
         warm = int(WARM_UP * self.options.calls)
         step = max(1, (self.options.calls - warm) // NOTES)
+        # What is kept for later calls, or loaded with the first of a kind, is there from the start.
+        for dtype in DTYPES:
+            self._pass(Configuration(Case(B=1, Hq=4, Hkv=1, S=150, D=256, dtype=dtype), self.options.ranks))
+        for first, name in enumerate(2 * list(ACTS)):
+            self.act(f"first {first}", name)
+        self.warming_up = False
         number, told = 0, time.monotonic()
         while self.calls < self.options.calls:
             if time.monotonic() - told > 1.0:
@@ -175,9 +194,9 @@ class Rank:
                 notes.append(take_note(self.calls))
         return notes
 
-    def act(self, number: int) -> None:
+    def act(self, number: object, name: str = "") -> None:
         random.seed(f"{self.options.seed} {number}")
-        (name,) = random.choices(list(ACTS), list(ACTS.values()))
+        name = name or random.choices(list(ACTS), list(ACTS.values()))[0]
         configuration = draw_configuration(self.options.ranks)
         late, delay = random.randrange(self.options.ranks), random.uniform(0.0, LATEST)
         if random.random() < LATE and late == self.rank:
@@ -188,11 +207,11 @@ class Rank:
         except BaseException:
             print(f"rank {self.rank}, act {number}, {name}: {configuration}", file=sys.stderr, flush=True)
             raise
-        if self.options.leak and self.rank == 0:
+        if self.rank == 0:
             self._leak()
 
     def _is_due(self) -> bool:
-        return self.calls % self.options.check == 0
+        return self.warming_up or self.calls % self.options.check == 0
 
     def _count(self, configuration: Configuration, found: Any, group: Any = None) -> None:
         self.calls += 1 + configuration.is_differentiated
@@ -263,19 +282,19 @@ class Rank:
         dist.destroy_process_group(group)
 
     def _leak(self) -> None:
-        if self.options.leak == "memory":
-            self.leaked.append(os.urandom(8 * KIB))
-        elif self.options.leak == "descriptors":
+        if "memory" in self.options.leak:
+            self.leaked.append(b"x" * 128 * KIB)
+        if "descriptors" in self.options.leak:
             self.leaked.append(os.dup(0))
-        elif self.options.leak == "threads":
-            thread = threading.Thread(target=threading.Event().wait, daemon=True)
-            thread.start()
+        if "threads" in self.options.leak:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 def live(rank: int, options: argparse.Namespace, connection: Connection) -> None:
     """The whole life of a rank; what it has to say goes through the connection."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported need not be looked through at every note
     try:
         store = dist.TCPStore("127.0.0.1", connection.recv(), is_master=False)
         size = options.ranks
@@ -297,6 +316,7 @@ def live(rank: int, options: argparse.Namespace, connection: Connection) -> None
 
 def soak(options: argparse.Namespace) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    make_malloc_exact()
     context = get_context("fork")  # torch is imported once
     connections, processes = [], []
     for rank in range(options.ranks):
@@ -383,7 +403,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="repeats a run")
     parser.add_argument("--check", type=int, default=10, help="compare one result in so many")
     parser.add_argument("--limit", type=float, default=0.2, help="growth of memory, KiB a call")
-    parser.add_argument("--leak", choices=("memory", "threads", "descriptors"), help="on rank 0, to see it noticed")
+    parser.add_argument("--leak", choices=LEAKS, nargs="+", default=(), help="on rank 0, to see it noticed")
     return parser.parse_args(arguments)
 
 

@@ -63,8 +63,10 @@ def spoil_case(case: Case, field: str) -> Case:
             changes = {"Hq": 2, "Hkv": 2}
     elif field == "Hq":
         changes["Hq"] = 2 * case.Hq
-    elif field in ("B", "D"):
-        changes[field] = getattr(case, field) + 1
+    elif field == "B":
+        changes["B"] = case.B + 1
+    elif field == "D":
+        changes["D"] = case.D - 1 if case.D > 1 else 2
     elif field == "is_causal":
         changes["is_causal"] = not case.is_causal
     elif field == "window":
