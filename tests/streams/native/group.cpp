@@ -39,16 +39,25 @@ struct World {
   std::map<std::pair<int, int>, std::int64_t> sent, received;  // how many have been posted
   std::atomic<bool> aborted = false;
 
-  void deliver(int from, int to, const at::Tensor& tensor) {
+  // false: it was ended. As with gloo, a wait for less than the usual time that comes to nothing ends all connections.
+  bool deliver(int from, int to, const at::Tensor& tensor, std::chrono::milliseconds time,
+               const std::atomic<bool>& ended) {
     std::unique_lock lock(mutex);
     auto& mailbox = mailboxes[{from, to}];
-    const bool came = changed.wait_for(lock, kPatience, [&] { return aborted || !mailbox.empty(); });
+    const bool came = changed.wait_for(lock, time, [&] { return aborted || ended || !mailbox.empty(); });
     TORCH_CHECK(!aborted, "another rank failed");
+    if (ended) return false;
+    if (!came && time < kPatience) {
+      aborted = true;
+      changed.notify_all();
+      TORCH_CHECK(false, "Timed out");
+    }
     TORCH_CHECK(came, "rank ", to, " waits for a message from rank ", from, " in vain");
     TORCH_CHECK(mailbox.front().size() == tensor.nbytes(), "rank ", to, " expects ", tensor.nbytes(),
                 " bytes from rank ", from, ", which sends ", mailbox.front().size());
     std::memcpy(tensor.data_ptr(), mailbox.front().data(), tensor.nbytes());
     mailbox.pop_front();
+    return true;
   }
 };
 
@@ -66,7 +75,7 @@ class Exchange final : public c10d::Work {
   Exchange(Backend& backend, std::vector<Parcel> parcels) : backend_(backend), parcels_(std::move(parcels)) {}
   void post();
   bool wait(std::chrono::milliseconds) override;
-  void abort() override { waited_ = true; }
+  void abort() override;
   bool isCompleted() override { return waited_; }
   bool isSuccess() const override { return true; }
 
@@ -75,7 +84,8 @@ class Exchange final : public c10d::Work {
   std::vector<Parcel> parcels_;
   const Stream* stream_ = nullptr;
   std::int64_t end_ = kNever;
-  bool posted_ = false, waited_ = false;
+  bool posted_ = false;
+  std::atomic<bool> waited_ = false, ended_ = false;
 };
 
 class Backend final : public c10d::Backend {
@@ -171,9 +181,14 @@ void Exchange::post() {
   world.changed.notify_all();
 }
 
-bool Exchange::wait(std::chrono::milliseconds) {
-  if (waited_) return true;
-  waited_ = true;
+void Exchange::abort() {
+  const std::lock_guard lock(backend_.world->mutex);
+  ended_ = true;
+  backend_.world->changed.notify_all();
+}
+
+bool Exchange::wait(std::chrono::milliseconds time) {
+  if (waited_.exchange(true)) return !ended_;
   if (!posted_) {  // a planted fault
     const Stream& current = machine().current_stream(parcels_[0].tensor.get_device());
     machine().block(backend_.stream_of(current.device), machine().record(current));
@@ -182,7 +197,9 @@ bool Exchange::wait(std::chrono::milliseconds) {
   // First, because NCCL's does it whatever becomes of the messages.
   if (stream_ != nullptr && !fault("work_wait")) machine().block(machine().current_stream(stream_->device), end_);
   for (const Parcel& parcel : parcels_) {
-    if (!parcel.sends) backend_.world->deliver(parcel.peer, backend_.getRank(), parcel.tensor);
+    if (parcel.sends) continue;
+    const auto patience = time > time.zero() && time < kPatience ? time : kPatience;
+    if (!backend_.world->deliver(parcel.peer, backend_.getRank(), parcel.tensor, patience, ended_)) return false;
   }
   for (const Parcel& parcel : parcels_) {
     if (parcel.sends && parcel.bytes != bytes_of(parcel.tensor)) {
