@@ -1,10 +1,16 @@
 """One rank alone fails outside the checks of the operators: the others must hear of it, and the group go on."""
 
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from small_call import attempt, prove
+from ranks import RankPool, run_ranks
+from small_call import attempt, prove, small_call
 
 import ringattn_ext as ra
 
@@ -82,3 +88,52 @@ def _numbers_of_dimensions() -> tuple[str, str]:
 def test_parts_of_other_number_of_dimensions():
     answers = run_ranks(2, _numbers_of_dimensions)
     assert answers[0] == answers[1] and answers[0][0] == "RingError"
+
+
+@contextmanager
+def _no_threads() -> Iterator[None]:
+    """No room for the stack of another thread; and those of threads that have ended are taken."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 20), usual[1]))
+    leave = threading.Event()
+    threads = []
+    try:
+        with pytest.raises(RuntimeError, match="new thread"):
+            while True:
+                thread = threading.Thread(target=leave.wait)
+                thread.start()
+                threads.append(thread)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+        leave.set()
+        for thread in threads:
+            thread.join()
+
+
+def _first_call_without_threads(odd: int) -> tuple[str, str]:
+    rank, P = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    call = small_call(rank, P) | {"group": group}
+    with _no_threads() if rank == odd else nullcontext():
+        answer = attempt(ra.ring_attention, **call)
+    again = attempt(ra.ring_attention, **call)
+    assert again[0] == "RingError" and "is broken" in again[1], again
+    dist.destroy_process_group(group)
+    prove()
+    return answer
+
+
+@pytest.mark.parametrize("P", [2, 3])
+def test_no_thread_to_wait_in(P):
+    """Threads that wait are kept, so it is only the first call that may lack one: in processes of its own."""
+    pool = RankPool(P)
+    try:
+        answers = pool.run(_first_call_without_threads, P - 1)
+    finally:
+        pool.close()
+    assert answers[P - 1][0] == "RuntimeError" and "no thread" in answers[P - 1][1], answers
+    for name, text in answers[:-1]:
+        assert name == "RingError" and f"rank {P - 1} " in text, answers

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -25,7 +26,11 @@ class Pool {
   void run(Job job) {
     const std::lock_guard lock(mutex_);
     if (idle_.empty()) {
-      std::thread([this, job = std::move(job)]() mutable { work(std::move(job)); }).detach();
+      try {
+        std::thread([this, job = std::move(job)]() mutable { work(std::move(job)); }).detach();
+      } catch (const std::system_error& error) {
+        throw std::system_error(error.code(), "no thread could be started to wait for other ranks");
+      }
       return;
     }
     Worker* worker = idle_.back();

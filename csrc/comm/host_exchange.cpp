@@ -6,6 +6,7 @@
 #include <atomic>
 #include <iostream>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "comm/background.h"
@@ -151,7 +152,10 @@ class HostExchange final : public Exchange {
       throw waiter_.failure(rank, missing.what,
                             "was ended, since rank " + std::to_string(rank) + " reported a failure");
     }
-    questions_.start([reports = owner_.reports, failed = failed_] { *failed = reports.any(); });
+    try {
+      questions_.start([reports = owner_.reports, failed = failed_] { *failed = reports.any(); });
+    } catch (const std::system_error&) {  // no thread; perhaps at the next look
+    }
   }
 
   RingError silence() const {

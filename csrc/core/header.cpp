@@ -130,6 +130,31 @@ int lone_rank(const std::vector<int>& ranks, const std::vector<int>& others) {
   return ranks.size() == 1 ? ranks[0] : others.size() == 1 ? others[0] : -1;
 }
 
+Verdict compare(const std::vector<CallHeader>& headers, int field) {
+  std::vector<std::pair<std::int64_t, std::vector<int>>> values;  // and the ranks that have them
+  for (int rank = 0; rank < static_cast<int>(headers.size()); ++rank) {
+    const std::int64_t value = headers[rank].fields[field];
+    const auto has_it = [&](const auto& entry) { return entry.first == value; };
+    const auto found = std::find_if(values.begin(), values.end(), has_it);
+    if (found == values.end()) {
+      values.push_back({value, {rank}});
+    } else {
+      found->second.push_back(rank);
+    }
+  }
+  if (values.size() <= 1) return {};
+  std::string text = std::string("ranks disagree on ") + kFields[field].name;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto& [value, ranks] = values[i];
+    text += (i == 0 ? ": " : ", ") + ranks_text(ranks) + value_text(value, field);
+    if (i + 1 == kMaxValues && values.size() > kMaxValues) {
+      text += ", and there are " + std::to_string(values.size() - kMaxValues) + " more values";
+      break;
+    }
+  }
+  return {text, headers.size() > 2 && values.size() == 2 ? lone_rank(values[0].second, values[1].second) : -1};
+}
+
 template <typename Number>
 std::int64_t hash_of(const std::vector<Number>& numbers) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -170,6 +195,7 @@ std::string dtype_name(std::int64_t value) {
 CallHeader::CallHeader() : life(0), refused(0) {
   std::fill(std::begin(fields), std::end(fields), kUnset);
   std::memset(reason, 0, sizeof(reason));
+  std::memset(unused, 0, sizeof(unused));
   set(Field::protocol, kProtocol);
 }
 
@@ -188,8 +214,9 @@ std::int64_t document_hash(const std::vector<std::int32_t>& bounds) { return has
 std::int64_t sizes_hash(const std::vector<std::int64_t>& sizes) { return hash_of(sizes); }
 
 Verdict verdict(const std::vector<CallHeader>& headers) {
-  const int P = static_cast<int>(headers.size());
-  for (int rank = 0; rank < P; ++rank) {
+  // Of another protocol nothing else has a meaning here.
+  if (Verdict found = compare(headers, static_cast<int>(Field::protocol)); !found.text.empty()) return found;
+  for (int rank = 0; rank < static_cast<int>(headers.size()); ++rank) {
     if (headers[rank].refused == 0) continue;
     // The bytes came from a peer: do not rely on their terminator.
     const char* reason = headers[rank].reason;
@@ -198,28 +225,7 @@ Verdict verdict(const std::vector<CallHeader>& headers) {
             rank};
   }
   for (int field = 0; field < static_cast<int>(Field::count); ++field) {
-    std::vector<std::pair<std::int64_t, std::vector<int>>> values;  // and the ranks that have them
-    for (int rank = 0; rank < P; ++rank) {
-      const std::int64_t value = headers[rank].fields[field];
-      const auto has_it = [&](const auto& entry) { return entry.first == value; };
-      const auto found = std::find_if(values.begin(), values.end(), has_it);
-      if (found == values.end()) {
-        values.push_back({value, {rank}});
-      } else {
-        found->second.push_back(rank);
-      }
-    }
-    if (values.size() <= 1) continue;
-    std::string text = std::string("ranks disagree on ") + kFields[field].name;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto& [value, ranks] = values[i];
-      text += (i == 0 ? ": " : ", ") + ranks_text(ranks) + value_text(value, field);
-      if (i + 1 == kMaxValues && values.size() > kMaxValues) {
-        text += ", and there are " + std::to_string(values.size() - kMaxValues) + " more values";
-        break;
-      }
-    }
-    return {text, P > 2 && values.size() == 2 ? lone_rank(values[0].second, values[1].second) : -1};
+    if (Verdict found = compare(headers, field); !found.text.empty()) return found;
   }
   return {};
 }

@@ -44,14 +44,18 @@ enum class Field : int {
   count          // not a field
 };
 
+// Ranks of two versions of the library agree on nothing but the size and where the protocol stands: gloo ends a process
+// that is sent more than it expects.
 struct CallHeader {
-  static constexpr std::int64_t kProtocol = 0x52494e4741545432;  // changes with the meaning of the fields
+  static constexpr std::int64_t kProtocol = 0x52494e4741545433;  // changes with the meaning of the fields
   static constexpr std::int64_t kUnset = INT64_MIN;              // a field that this operator does not have
+  static constexpr std::size_t kBytes = 1024;                    // of every protocol
 
-  std::int64_t fields[static_cast<int>(Field::count)];
+  std::int64_t fields[static_cast<int>(Field::count)];  // the protocol is the first
   std::int64_t life;  // a random number of the rank's; that of rank 0 names this life of the group
   std::int64_t refused;
   char reason[256];  // why, if refused; always terminated
+  char unused[kBytes - (static_cast<std::size_t>(Field::count) + 2) * sizeof(std::int64_t) - sizeof(reason)];
 
   CallHeader();
   void set(Field field, std::int64_t value) { fields[static_cast<int>(field)] = value; }
@@ -59,6 +63,7 @@ struct CallHeader {
   std::int64_t get(Field field) const { return fields[static_cast<int>(field)]; }
   void refuse(const std::string& text);
 };
+static_assert(sizeof(CallHeader) == CallHeader::kBytes && static_cast<int>(Field::protocol) == 0);
 
 // As in "ring_forward".
 std::string op_name(Op op);
@@ -70,7 +75,7 @@ std::string dtype_name(std::int64_t scalar_type);
 std::int64_t document_hash(const std::vector<std::int32_t>& bounds);
 std::int64_t sizes_hash(const std::vector<std::int64_t>& sizes);
 
-// What is wrong with a set of headers, one per rank: a refusal first, else the first field on which two ranks differ,
+// What is wrong with a set of headers, one per rank: protocols that differ, then a refusal, else the first field on which two ranks differ,
 // with all values and the ranks that have them. Every rank that looks at the same headers gets the same.
 struct Verdict {
   std::string text;  // empty if nothing is wrong

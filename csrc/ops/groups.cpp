@@ -236,6 +236,7 @@ void Agreement::show(CallHeader& header, const std::exception_ptr& refusal) {
   if (ring_.state != nullptr) {
     // Ranks that have lost count say so once and go on together.
     for (const CallHeader& other : headers) {
+      if (other.get(Field::protocol) != CallHeader::kProtocol) continue;
       ring_.state->calls = std::max(ring_.state->calls.load(), other.get(Field::call));
     }
     ring_.state->agreed |= found.text.empty();

@@ -22,7 +22,7 @@ const std::int64_t kHalf = std::bit_cast<std::int64_t>(0.5), kTenth = std::bit_c
 
 const Example kExamples[] = {
     {Field::protocol, 1, CallHeader::kProtocol, "the protocol of ringattn_ext", "0x0000000000000001",
-     "0x52494e4741545432"},
+     "0x52494e4741545433"},
     {Field::op, 0, 1, "the operator", "ring_forward", "ring_backward"},
     {Field::call, 7, 8, "the call number on this group", "7", "8"},
     {Field::dtype, 6, 15, "dtype", "float32", "bfloat16"},
@@ -149,7 +149,7 @@ void differing_fields(Random& random) {
 
 void refusals() {
   std::vector<CallHeader> headers(4, usual_header());
-  headers[1].set(Field::protocol, std::int64_t{0});
+  headers[1].set(Field::head_dim, std::int64_t{0});
   headers[2].refuse("query: expected 4 dimensions, got 3");
   headers[3].refuse("later");
   CHECK(checked_verdict(headers) == "rank 2 refused: query: expected 4 dimensions, got 3", verdict(headers).text);
@@ -157,6 +157,12 @@ void refusals() {
   CHECK(checked_verdict(headers) == "rank 2 refused: short", verdict(headers).text);
   headers[0].refuse("");
   CHECK(checked_verdict(headers) == "rank 0 refused: ", verdict(headers).text);
+
+  // A rank of another protocol says nothing else that could be understood.
+  auto others = headers;
+  std::memset(static_cast<void*>(&others[3]), 0xff, sizeof(CallHeader));
+  CHECK(contains(checked_verdict(others), "ranks disagree on the protocol of ringattn_ext: ranks 0-2 have "),
+        verdict(others).text);
 
   const std::size_t room = sizeof(CallHeader::reason);
   headers[0].refuse(std::string(1000, 'y'));
@@ -195,8 +201,10 @@ void stray_bytes(Random& random) {
       stray.refused = static_cast<std::int64_t>(random() | 1);
       for (char& byte : stray.reason) byte = static_cast<char>(random() & 0x7f);
     }
+    const bool same_protocol = stray.get(Field::protocol) == usual_header().get(Field::protocol);
     const std::string result = checked_verdict(headers);
-    CHECK(contains(result, stray.refused ? "refused: " : "ranks disagree on "), result);
+    CHECK(contains(result, stray.refused && same_protocol ? "refused: " : "ranks disagree on "), result);
+    CHECK(contains(result, "the protocol") != same_protocol, result);
   }
 }
 
