@@ -1,4 +1,5 @@
-// ringattn_ext._C: core's classes for Python (sharding, positions, tests, planners). Operators register themselves.
+// ringattn_ext._C: core's classes for Python (sharding, positions, tests, planners), and what Python does for the library
+// as its host. Operators register themselves.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -227,7 +228,9 @@ PYBIND11_MODULE(_C, m) {
   bind_mask(m);
   bind_schedule(m);
   bind_shapes(m);
-  m.def("host_in_python", host_in_python, py::arg("error_type"),
+  m.def("main_thread_is", main_thread_is, py::arg("identifier"),
+        "Names the thread on which Python's handlers of signals run, as threading.get_ident does.");
+  m.def("host_in_python", host_in_python, py::arg("error_type"), py::arg("is_inherited"),
         "Has ring errors raised as a type of Python, warnings logged, and waits interrupted by signals.");
   m.def(
       "register_kernels",

@@ -2,6 +2,11 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <optional>
 #include <string>
 
 #include "core/host.h"
@@ -12,7 +17,32 @@ namespace ringattn {
 namespace {
 
 PyObject* error_type = nullptr;
+PyObject* is_inherited = nullptr;
 PyObject* logger = nullptr;
+std::atomic<unsigned long> main_thread = 0;
+
+bool is_main_thread() { return main_thread == static_cast<unsigned long>(::pthread_self()); }
+
+bool python_ends() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Python ends a thread that asks for the GIL when Python itself ends, in a way that does not get past a catch or a
+// noexcept: such a thread waits for the end of the process instead.
+class Gil {
+ public:
+  Gil() {
+    while (!is_main_thread() && python_ends()) ::pause();
+    gil_.emplace();
+  }
+
+ private:
+  std::optional<py::gil_scoped_acquire> gil_;
+};
 
 // The Python error that is set, as one that torch's operators let through.
 [[noreturn]] void throw_python_error() {
@@ -25,23 +55,38 @@ PyObject* logger = nullptr;
 
 // Python's handlers of signals run here; only on the main thread, as Python has it.
 void check_interrupt() {
-  const py::gil_scoped_acquire gil;
+  if (!is_main_thread()) return;
+  const Gil gil;
   if (PyErr_CheckSignals() != 0) throw_python_error();
 }
 
 void warn(const std::string& text) {
-  const py::gil_scoped_acquire gil;
+  const Gil gil;
   try {
     py::handle(logger).attr("warning")(text);
-  } catch (py::error_already_set& error) {  // a handler of the log failed, which is no reason to stop waiting
-    error.discard_as_unraisable("ringattn_ext: logging a warning");
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) {  // the user asks for an end
+      error.restore();
+      throw_python_error();
+    }
+    error.discard_as_unraisable("ringattn_ext: logging a warning");  // no reason to stop waiting
+  }
+}
+
+bool asks_is_inherited(const std::string& group) {
+  const Gil gil;
+  try {
+    return py::handle(is_inherited)(group).cast<bool>();
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("ringattn_ext: looking for groups of the parent process");
+    return false;
   }
 }
 
 py::object number(std::int64_t value) { return value < 0 ? py::object(py::none()) : py::object(py::int_(value)); }
 
 void raise(const RingError& error) {
-  const py::gil_scoped_acquire gil;
+  const Gil gil;
   const Whereabouts& where = error.where();
   try {
     const py::object group = where.group.empty() ? py::object(py::none()) : py::object(py::str(where.group));
@@ -57,10 +102,13 @@ void raise(const RingError& error) {
 
 }  // namespace
 
-void host_in_python(py::object type) {
+void main_thread_is(unsigned long identifier) { main_thread = identifier; }
+
+void host_in_python(py::object type, py::object inherited) {
   error_type = type.release().ptr();
+  is_inherited = inherited.release().ptr();
   logger = py::module_::import("logging").attr("getLogger")("ringattn_ext").release().ptr();
-  host() = {check_interrupt, warn, raise};
+  host() = {check_interrupt, warn, asks_is_inherited, raise};
 }
 
 }  // namespace ringattn

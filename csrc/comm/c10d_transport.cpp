@@ -21,8 +21,9 @@ namespace {
 using namespace std::chrono_literals;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Messages of one exchange between the same two ranks are told apart by their place in it.
-constexpr int kTag = 0x52;
+// Messages of one exchange between the same two ranks are told apart by their place in it; and a rank that compares
+// calls does not take what another passes on.
+constexpr int kTag = 0x52, kTagOfHeaders = 0x42;
 constexpr int kNothingTag = 0x51;  // of a message that nobody sends
 
 constexpr auto kForever = std::chrono::hours(24 * 365);
@@ -126,7 +127,7 @@ class C10dTransport final : public Transport {
     };
     try {
       const auto post_all = [&](const std::vector<Message>& messages, bool send) {
-        int tag = kTag;
+        int tag = stage.hop < 0 ? kTagOfHeaders : kTag;
         for (const Message& message : messages) {
           ++tag;  // also for an empty message: the other side counts it too
           if (is_empty(message)) continue;

@@ -65,12 +65,12 @@ class HostExchange final : public Exchange {
           check_connections();
           check_reports();
         }
+        if (!warned && waited >= warn_after()) warn(waited), warned = true;
         if (waited >= patience_.timeout) throw silence();
       } catch (...) {
         abort();
         throw;
       }
-      if (!warned && waited >= warn_after()) warn(waited), warned = true;
     }
     if (const auto failure = calls_.failure()) {
       abort();
@@ -124,10 +124,10 @@ class HostExchange final : public Exchange {
 
   void check_group() const {
     try {
-      c10d::resolve_process_group(owner_.name);
-    } catch (const std::exception&) {
-      throw waiter_.failure(-1, "the group", "was destroyed by this process");
+      if (c10d::resolve_process_group(owner_.name) == owner_.group.lock()) return;
+    } catch (const std::exception&) {  // there is none of that name
     }
+    throw waiter_.failure(-1, "the group", "was destroyed by this process");
   }
 
   void check_connections() const {

@@ -4,7 +4,7 @@
 // background threads wait, one for each peer, and the caller's watches the time, the user and the group.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <exception>
@@ -22,6 +22,7 @@ namespace ringattn {
 // The group for which messages travel, which may be another than the one that carries them: its name, by which the
 // process knows it while it is not destroyed, and what its ranks report.
 struct Owner {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   std::string name;
   Reports reports;
 };

@@ -4,8 +4,10 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,14 +20,22 @@ struct Report {
   std::string text;
 };
 
+// What tells groups apart that one after another have the same store.
+struct Life {
+  std::atomic<std::int64_t> number = 0;    // the same on all ranks; 0 until they have compared their first call
+  const std::int64_t begin;                // before that: when this rank came to it, in ms since 1970
+  std::atomic<bool> store_failed = false;  // it is not asked again
+
+  Life();
+};
+
 // The store may have gone with the rank that kept it, so every question has an end.
 class Reports {
  public:
   Reports() = default;  // nobody reports
 
-  // life: tells groups apart that one after another have the same store.
-  Reports(c10::intrusive_ptr<c10d::Store> store, std::int64_t life)
-      : store_(std::move(store)), prefix_("ringattn_ext/failure/" + std::to_string(life)) {}
+  Reports(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Life> life)
+      : store_(std::move(store)), life_(std::move(life)) {}
 
   void publish(int rank, const Report& report) const;
 
@@ -36,10 +46,12 @@ class Reports {
   int any() const;
 
  private:
-  std::string key_of(int rank) const { return prefix_ + '/' + std::to_string(rank); }
+  // Whether there is a store, the function is over in time, and did not throw.
+  template <typename Function>
+  bool ask(std::chrono::milliseconds time, Function function) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::string prefix_;  // a key too: of the number of a rank that has left a report
+  std::shared_ptr<Life> life_;
 };
 
 }  // namespace ringattn

@@ -14,6 +14,9 @@ struct Host {
   // Logs a warning; null: it goes to stderr.
   void (*warn)(const std::string& text) = nullptr;
 
+  // Whether a group belongs to the process that this one was forked from; null: none does.
+  bool (*is_inherited)(const std::string& group) = nullptr;
+
   // Throws an error as the host knows it.
   void (*raise)(const RingError& error) = nullptr;
 };

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <map>
 #include <random>
@@ -14,6 +15,7 @@
 
 #include "comm/c10d_transport.h"
 #include "comm/settings.h"
+#include "core/host.h"
 #include "ops/checks.h"
 #include "ops/device.h"
 
@@ -32,12 +34,26 @@ constexpr auto kPatienceWithTheSilent = 1500ms;
 std::shared_ptr<GroupState> state_of(const std::string& name, const Group& group) {
   static std::mutex mutex;
   static auto& states = *new std::map<std::string, std::shared_ptr<GroupState>>;  // not destroyed: devices may be gone
+  const auto find = [&] {
+    // What was kept for groups that are gone goes too.
+    std::erase_if(states, [](const auto& entry) { return entry.second->group.expired(); });
+    const auto found = states.find(name);
+    return found == states.end() || found->second->group.lock() != group ? nullptr : found->second;
+  };
+  {
+    const std::lock_guard lock(mutex);
+    if (auto state = find()) return state;
+  }
+  const bool inherited = host().is_inherited != nullptr && host().is_inherited(name);  // without the lock
   const std::lock_guard lock(mutex);
-  // What was kept for groups that are gone goes too.
-  std::erase_if(states, [](const auto& entry) { return entry.second->group.expired(); });
-  std::shared_ptr<GroupState>& state = states[name];
-  if (state == nullptr || state->group.lock() != group) state = std::make_shared<GroupState>(group);
+  auto state = find();
+  if (state == nullptr) state = states[name] = std::make_shared<GroupState>(group, inherited ? 0 : ::getpid());
   return state;
+}
+
+Group side_of(GroupState& state) {
+  const std::lock_guard lock(state.for_side);
+  return state.side;
 }
 
 Group group_of(const std::string& name) {
@@ -47,6 +63,14 @@ Group group_of(const std::string& name) {
     C10_THROW_ERROR(ValueError, "group: expected the name of a process group that this process is in, got '" + name +
                                     "', which is unknown here, destroyed, or has other members");
   }
+}
+
+// Both fit a number that is a tensor's: a process that makes more calls on one group, or more groups, is not known.
+constexpr int kCallBits = 40;
+
+std::int64_t next_generation() {
+  static std::atomic<std::int64_t> last = 0;
+  return ++last;
 }
 
 // What a refusing rank tells the others.
@@ -86,7 +110,8 @@ void connect(Transport& transport, at::Device where) {
 
 }  // namespace
 
-GroupState::GroupState(const Group& process_group) : group(process_group), process(::getpid()) {}
+GroupState::GroupState(const Group& process_group, int made_by)
+    : group(process_group), generation(next_generation()), process(made_by) {}
 
 Ring Ring::of_group(const std::string& name) {
   Ring ring;
@@ -97,10 +122,10 @@ Ring Ring::of_group(const std::string& name) {
   ring.world_size = group->getSize();
   if (ring.world_size == 1) return ring;
   ring.state = state_of(name, group);
-  const Owner owner{name, {group->getStore(), ring.state->life}};
+  const Owner owner{c10::weak_intrusive_ptr(group), name, {group->getStore(), ring.state->life}};
   ring.transport = c10d_transport(group, owner);
   ring.carries_accelerators = ringattn::carries_accelerators(group);
-  if (ring.state->side != nullptr) ring.header_transport = c10d_transport(ring.state->side, owner);
+  if (const Group side = side_of(*ring.state)) ring.header_transport = c10d_transport(side, owner);
   return ring;
 }
 
@@ -115,6 +140,19 @@ Call call_on(const Ring& ring, Op op, at::Device payload) {
   return call;
 }
 
+std::int64_t generation_of(const Ring& ring) { return ring.state == nullptr ? 0 : ring.state->generation; }
+
+void check_generation(const Ring& ring, std::int64_t generation) {
+  if (generation == generation_of(ring)) return;
+  throw RingError("group '" + ring.name + "' is another one than that of the forward pass, which was destroyed",
+                  {ring.rank, -1, ring.name});
+}
+
+std::int64_t check_mark(const Ring& ring, std::int64_t mark) {
+  check_generation(ring, mark >> kCallBits);
+  return mark & ((std::int64_t{1} << kCallBits) - 1);
+}
+
 void check_carrier(const Ring& ring, const char* name, at::Device device) {
   if (ring.transport == nullptr) return;
   const std::string obstacle = ring.transport->obstacle(device);
@@ -126,7 +164,7 @@ bool lacks_side_group(const std::string& name) {
   if (name.empty()) return false;
   const Group group = group_of(name);
   if (group->getSize() == 1 || carries_cpu(group)) return false;
-  return state_of(name, group)->side == nullptr;
+  return side_of(*state_of(name, group)) == nullptr;
 }
 
 void use_side_group(const std::string& name, const std::string& side_name) {
@@ -137,7 +175,7 @@ void use_side_group(const std::string& name, const std::string& side_name) {
   TORCH_CHECK_VALUE(carries_cpu(side), "side: expected a group with a backend for the CPU, got ",
                     side->getBackendName());
   const auto state = state_of(name, group);
-  const std::lock_guard lock(state->busy);
+  const std::lock_guard lock(state->for_side);
   state->side = side;
 }
 
@@ -171,6 +209,9 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
     TORCH_CHECK(call.capture == 0 || !on_gpus || ring.state->connected,
                 "a graph is being captured, and the connections of the group have not been opened: call "
                 "ringattn_ext.init(group) before");
+    TORCH_CHECK(call.capture == 0 || !ring.state->unsettled,
+                "a graph is being captured, and this rank has refused a call of which the others have not heard: make "
+                "one before that is not captured");
     call_ = ++ring.state->calls;
     header.set(Field::call, call_);
     header.life = static_cast<std::int64_t>(std::random_device()());
@@ -185,7 +226,11 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
     refusal = std::current_exception();
     header.refuse(reason_of(refusal));
   }
-  if (is_compared(call, on_gpus)) show(header, refusal);
+  if (is_compared(call, on_gpus)) {
+    show(header, refusal);
+  } else if (refusal) {
+    ring.state->unsettled = true;
+  }
   if (refusal) std::rethrow_exception(refusal);
 
   if (on_gpus && !ring.state->connected) {
@@ -194,15 +239,17 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
   }
 }
 
+std::int64_t Agreement::mark() const { return generation_of(ring_) << kCallBits | call_; }
+
 Reports Agreement::reports() const {
   const Group group = ring_.state->group.lock();
   return group ? Reports(group->getStore(), ring_.state->life) : Reports();
 }
 
-// The same on all ranks, whatever they were told or found wrong.
+// The same on all ranks, whatever they were told or found wrong, unless they are not in step already.
 bool Agreement::is_compared(const Call& call, bool on_gpus) const {
   if (call.capture != 0) return false;
-  if (ring_.state == nullptr || !ring_.state->agreed) return true;
+  if (ring_.state == nullptr || !ring_.state->agreed || ring_.state->unsettled) return true;
   switch (settings().check) {
     case Check::always:
       return true;
@@ -240,7 +287,8 @@ void Agreement::show(CallHeader& header, const std::exception_ptr& refusal) {
       ring_.state->calls = std::max(ring_.state->calls.load(), other.get(Field::call));
     }
     ring_.state->agreed |= found.text.empty();
-    if (ring_.state->life == 0) ring_.state->life = headers.front().life;
+    ring_.state->unsettled = false;
+    if (ring_.state->life->number == 0) ring_.state->life->number = headers.front().life;
   }
   if (!refusal && !found.text.empty()) throw RingError(found.text, {ring_.rank, found.rank, ring_.name, call_});
 }

@@ -21,14 +21,17 @@ namespace ringattn {
 
 // What this process remembers of a group from call to call.
 struct GroupState {
-  explicit GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group);
+  GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group, int made_by);
 
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  const std::int64_t generation;                // of the groups of this process no other has it
   const int process;                            // a child that is forked from it cannot use the group
+  std::mutex for_side;                          // guards:
   c10::intrusive_ptr<c10d::ProcessGroup> side;  // on which headers travel; null: on the group itself
   std::atomic<std::int64_t> calls = 0;
-  std::int64_t life = 0;             // what tells this group from another that has its name; 0 until the first call
+  const std::shared_ptr<Life> life = std::make_shared<Life>();
   bool agreed = false;               // the ranks have compared a call and found nothing wrong
+  bool unsettled = false;            // this rank has refused a call, and the others have not heard of it
   bool connected = false;            // its connections for GPUs have been opened
   std::optional<RingError> failure;  // the first, since which the group is broken
   std::mutex busy;                   // one caller at a time: two would receive each other's messages
@@ -61,6 +64,15 @@ struct Ring {
 
 Call call_on(const Ring& ring, Op op, at::Device payload);
 
+// What tells a group from others of this process that have or had its name; 0 in a ring of one and for virtual ranks.
+std::int64_t generation_of(const Ring& ring);
+
+// Throws RingError if a pass began on another group than that which now has its name.
+void check_generation(const Ring& ring, std::int64_t generation);
+
+// The same for the group of a call with such a mark; the number of the call.
+std::int64_t check_mark(const Ring& ring, std::int64_t mark);
+
 // Raises ValueError if the group cannot carry tensors of a device; `name` is the argument that is to blame.
 void check_carrier(const Ring& ring, const char* name, at::Device device);
 
@@ -79,7 +91,8 @@ void use_side_group(const std::string& name, const std::string& side);
 // Calls with tensors on the CPU all do so. Where they are on GPUs, whose hosts should not wait for each other, calls
 // number 1, 2, 4, 8, … of the group do: by number, so that all ranks do it at the same calls; and none that is captured
 // into a graph. RINGATTN_CHECK has all calls compared, or none once the ranks have agreed on one. A rank that refuses a
-// call that is not compared leaves the others to their timeout.
+// call that is not compared compares its next one: if all have refused they go on, else the others are left to their
+// timeout.
 //
 // A failure in the comparison or in the payload breaks the group for good: part of a call's messages may be under way.
 // The rank then leaves a report for the others, closes its connections, so that whoever waits for it fails too, and
@@ -94,8 +107,8 @@ class Agreement {
 
   Agreement(Ring& ring, const Call& call, const Prepare& prepare);
 
-  // The number of this call on the group; 0 in a ring of one and for virtual ranks.
-  std::int64_t call() const { return call_; }
+  // What tells this call from all others of this process, for check_mark; 0 in a ring of one and for virtual ranks.
+  std::int64_t mark() const;
 
   // Runs what moves the payload.
   template <typename Function>

@@ -52,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_on(Ring& ring, const at::
   });
   const at::Tensor kept =
       agreement.carry_out([&] { return ring_forward(*pass, ring.rank, ring.transport.get(), device, tensors); });
-  if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement.call();
+  if (order.defined()) *order.mutable_data_ptr<std::int64_t>() = agreement.mark();
   return {tensors.out, tensors.lse, kept};
 }
 
@@ -68,7 +68,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_on(Ring& ring, const Sav
     pass->describe(header);
     if (saved.forward_call.defined()) {
       check_number(saved.forward_call, "forward_call");
-      header.set(Field::forward_call, saved.forward_call.item<std::int64_t>());
+      header.set(Field::forward_call, check_mark(ring, saved.forward_call.item<std::int64_t>()));
     }
     const at::IntArrayRef shape = saved.query.sizes(), row_shape = shape.slice(0, 3);
     const auto check = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef expected, at::ScalarType type) {
@@ -136,6 +136,8 @@ void refuse_op(const at::Tensor& /*order*/, std::string group, std::string reaso
   }
 }
 
+std::int64_t generation_op(std::string group) { return generation_of(Ring::of_group(group)); }
+
 std::int64_t calls_op(std::string group) {
   const Ring ring = Ring::of_group(group);
   return ring.state == nullptr ? 0 : ring.state->calls.load();
@@ -163,6 +165,7 @@ void release_workspace_op(std::string group) {
 
 TORCH_LIBRARY_IMPL(ringattn, CompositeExplicitAutograd, m) {
   m.impl("calls", ringattn::calls_op);
+  m.impl("generation", ringattn::generation_op);
   m.impl("lacks_side_group", ringattn::lacks_side_group);
   m.impl("use_side_group", ringattn::use_side_group);
   m.impl("release_workspace", ringattn::release_workspace_op);

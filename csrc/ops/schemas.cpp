@@ -1,8 +1,7 @@
 // The schemas of torch.ops.ringattn. Shapes: query [B, Hq, S, D]; key, value [B, Hkv, S, D] with S this rank's tokens.
 //
 // Ring operators take a group by name ("" is a ring of one) and a one-element int64 CPU tensor `order`, which they all
-// declare to write and into which ring_forward writes the number of its call on the group. A compiler that is given the
-// same tensor for all ring calls therefore keeps them in program order, also those whose results nobody uses, on every
+// declare to write and into which ring_forward writes a mark of its call. A compiler that is given the same tensor for all ring calls therefore keeps them in program order, also those whose results nobody uses, on every
 // rank alike. The operators are not differentiable; ring_backward is what the autograd function in Python calls.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -25,7 +24,8 @@ TORCH_LIBRARY(ringattn, m) {
          ") -> (Tensor out, Tensor lse, Tensor kept)");
 
   // -> gradients of query, key and value; empty [0] where needs_grad says no. grad_lse may be None.
-  // forward_call: what ring_forward wrote to its `order`; the ranks compare it, so that all mean the same pass.
+  // forward_call: what ring_forward wrote to its `order`: the number of its call on the group, which the ranks compare,
+  // so that all mean the same pass, and which of the groups that had this name it was.
   define("ring_backward(" + saved + ", Tensor forward_call, Tensor(a!) order, " + place + ", " + options + ") -> " +
          gradients);
 
@@ -36,7 +36,10 @@ TORCH_LIBRARY(ringattn, m) {
 
   // Sharding. shard is local: this rank's tokens along dim. gather passes all parts round the ring -> whole tensor.
   m.def("shard(Tensor whole, int dim, str group, str layout) -> Tensor");
-  m.def("gather(Tensor part, Tensor(a!) order, int dim, str group, str layout, SymInt? seq_len) -> Tensor");
+  // generation: of the group on which the backward pass that this is began; another one is refused.
+  define(
+      "gather(Tensor part, Tensor(a!) order, int dim, str group, str layout, SymInt? seq_len, int? generation=None) -> "
+      "Tensor");
 
   // Takes part in the next call on a group by refusing it: the other ranks raise an error that gives the reason.
   // payload: where the tensors of the call would have been, which decides whether the ranks compare it.
@@ -52,6 +55,9 @@ TORCH_LIBRARY(ringattn, m) {
 
   // Gives back the buffers that the calls on a group share.
   m.def("release_workspace(str group) -> ()");
+
+  // What tells a group from others of this process that have or had its name; 0 in a ring of one.
+  m.def("generation(str group) -> int");
 
   // How many calls this process has taken part in on a group; 0 in a ring of one.
   m.def("calls(str group) -> int");

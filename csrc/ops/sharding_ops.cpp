@@ -29,13 +29,15 @@ at::Tensor shard_op(const at::Tensor& whole, std::int64_t dim, std::string group
 }
 
 at::Tensor gather_op(const at::Tensor& part, const at::Tensor& /*order*/, std::int64_t dim, std::string group,
-                     std::string layout_text, std::optional<std::int64_t> seq_len) {
+                     std::string layout_text, std::optional<std::int64_t> seq_len,
+                     std::optional<std::int64_t> generation) {
   Ring ring = Ring::of_group(group);
   std::optional<Layout> layout;
   const c10::OptionalDeviceGuard guard(part.device());
   GatherTensors tensors;
   const Call call = call_on(ring, Op::gather, part.device());
   Agreement agreement(ring, call, [&](CallHeader& header, Lease& lease) {
+    if (generation) check_generation(ring, *generation);
     dim = check_dim(part, "x", dim);
     const LayoutKind kind = as_value_error([&] { return parse_layout(layout_text); });
     const std::int64_t total = seq_len.value_or(part.size(dim) * ring.world_size);

@@ -124,7 +124,7 @@ def _(whole, dim, group, layout):
 
 
 @torch.library.register_fake("ringattn::gather")
-def _(part, order, dim, group, layout, seq_len):
+def _(part, order, dim, group, layout, seq_len, generation=None):
     _check(group, x=part, order=order)
     shape = list(part.shape)
     shape[dim] = shape[dim] * rank_and_size(group)[1] if seq_len is None else seq_len

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,18 +13,23 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from ringattn_ext._C import main_thread_is
+from ringattn_ext._error import RingError
+
 _T = TypeVar("_T")
 
 # The groups of the process that this one was forked from: the connections are its.
 _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _inherit_groups() -> None:
+def _be_a_child() -> None:
+    main_thread_is(threading.get_ident())
     if dist.is_available() and dist.is_initialized():
         _inherited.update(dist.distributed_c10d._world.pg_map)
 
 
-os.register_at_fork(after_in_child=_inherit_groups)
+main_thread_is(threading.main_thread().ident or 0)
+os.register_at_fork(after_in_child=_be_a_child)
 
 
 def is_inherited(name: str) -> bool:
@@ -87,22 +94,69 @@ def rank_and_size(name: str) -> tuple[int, int]:
     return group.rank(), group.size()
 
 
+class _Side:
+    """What this process knows of the side group of a group while it has none."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.failure: str | None = None
+
+
+_sides: weakref.WeakKeyDictionary[Any, _Side] = weakref.WeakKeyDictionary()
+
+
 @constant_in_compiled_code
 def prepare(name: str) -> None:
     """Gives the group of that name a side group for headers, if it lacks a backend for the CPU; before its first call.
 
-    All ranks of the group come here with their first call, and no others need to.
+    All ranks of the group come here with their first call, and no others need to. Raises RingError if one does not
+    within the group's timeout; from then on always.
     """
     if name == "" or not torch.ops.ringattn.lacks_side_group(name):
         return
     group = dist.distributed_c10d._resolve_process_group(name)
+    side = _sides.setdefault(group, _Side())
+    with side.lock:
+        if side.failure is None and torch.ops.ringattn.lacks_side_group(name):
+            side.failure = "its making was interrupted"
+            try:
+                _interruptible(lambda: _make_side_group(group))
+                side.failure = None
+            except RuntimeError as error:
+                side.failure = str(error)
+    if side.failure is not None:
+        raise RingError(
+            f"ring: group '{name}' has no side group on which the ranks could compare their calls; destroy it and make "
+            f"a new one. What went wrong: {side.failure}",
+            rank=group.rank(),
+            group=name,
+        )
+
+
+def _interruptible(function: Callable[[], None]) -> None:
+    """function() in a thread of its own, so that this one hears of Ctrl-C while it waits."""
+    outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            outcomes.put(error)
+        else:
+            outcomes.put(None)
+
+    threading.Thread(target=run, name="ringattn_side", daemon=True).start()
+    if (error := outcomes.get()) is not None:
+        raise error
+
+
+def _make_side_group(group: dist.ProcessGroup) -> None:
     # By hand, over the group's own store: dist.new_group names a group by how many others this process has made, which
     # the members of this one need not agree on, and it sorts the ranks.
-    rank, size = group.rank(), group.size()
-    side = dist.ProcessGroup(dist.PrefixStore("ringattn_headers", group.get_group_store()), rank, size)
-    backend = dist.ProcessGroupGloo(
-        dist.PrefixStore("ringattn_headers", group.get_group_store()), rank, size, _timeout(group)
-    )
+    name, rank, size = group.group_name, group.rank(), group.size()
+    store = dist.PrefixStore("ringattn_headers", group.get_group_store())
+    side = dist.ProcessGroup(store, rank, size)
+    backend = dist.ProcessGroupGloo(store, rank, size, _timeout(group))
     side._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     side._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     side_name = f"{name}/ringattn_headers"

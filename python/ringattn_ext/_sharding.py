@@ -19,16 +19,16 @@ class _Shard(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, dim: int, name: str, layout: str) -> Tensor:
         part = torch.ops.ringattn.shard(x, dim, name, layout)
         ctx.call = (dim, name, layout, x.shape[dim])
+        ctx.generation = None if torch.compiler.is_compiling() else torch.ops.ringattn.generation(name)
         return part
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        dim, name, layout, seq_len = ctx.call
-        whole = ring_call(
-            name, lambda: torch.ops.ringattn.gather(gradient, order(), dim, name, layout, seq_len), gradient
-        )
-        return whole, None, None, None
+        where = ctx.call
+        generation = ctx.generation
+        gather = torch.ops.ringattn.gather
+        return ring_call(where[1], lambda: gather(gradient, order(), *where, generation), gradient), None, None, None
 
 
 class _Unshard(torch.autograd.Function):

@@ -39,6 +39,11 @@ def freed(case: Case, report: Report) -> dict[int, dict[str, Any]]:
     return {rank: run for rank, run in runs(case, report).items() if rank in ranks}
 
 
+def finished(case: Case, report: Report) -> set[int]:
+    """Ranks that had all they needed when a read failed of which another rank needed the bytes."""
+    return {rank for rank, run in runs(case, report).items() if case.fault == "reset" and run["error"] is None}
+
+
 def seconds(case: Case, report: Report, rank: int) -> float:
     """From the fault, or from when the rank was set free, to the end of the pass on that rank."""
     begin = report["cleared_at"] if rank in freed(case, report) else report["fault_at"]
@@ -103,9 +108,14 @@ def nothing_is_left(case: Case, report: Report) -> None:
 
 def ring_error(case: Case, report: Report) -> None:
     """On all ranks but the one that failed in a way of its own."""
+    done = finished(case, report)
+    assert case.victim not in done
     for rank, run in runs(case, report).items():
         own = rank == case.victim and case.what.victim_ends == "raises"
         error = run["error"]
+        if rank in done:
+            assert run["equal"], f"rank {rank} has finished, with a wrong result"
+            continue
         assert error is not None, f"rank {rank} has finished, without an error"
         if not own:
             assert error["type"] == "RingError", (rank, error)
@@ -130,7 +140,7 @@ def attributes(case: Case, report: Report) -> None:
     """What an error says of itself: rank, group and call; peer and hop where there are such."""
     for rank, run in runs(case, report).items():
         error = run["error"]
-        if error["type"] != "RingError":
+        if rank in finished(case, report) or error["type"] != "RingError":
             continue
         about = {name: error[name] for name in ("rank", "peer", "group", "call", "hop")}
         assert about["rank"] == rank, (rank, about)
@@ -144,8 +154,9 @@ def attributes(case: Case, report: Report) -> None:
 def culprit_is_named(case: Case, report: Report) -> None:
     """By all, if it has failed or is dead: those that notice tell the others. A silent rank, or one with a connection
     that failed, at least by a rank that waits for it; in a ring of two there is no other to blame."""
-    named = {rank: run["error"]["peer"] for rank, run in others(case, report).items()}
-    assert case.victim in named.values(), named
+    done = finished(case, report)
+    named = {rank: run["error"]["peer"] for rank, run in others(case, report).items() if rank not in done}
+    assert case.victim in named.values() or done == set(others(case, report)), named
     if case.P == 2 or (case.ends == "lost" and case.fault != "reset"):
         assert set(named.values()) == {case.victim}, named
 
@@ -185,12 +196,12 @@ def broken_stays_broken(case: Case, report: Report) -> None:
     """Each later call raises at once, with the first cause."""
     for rank, answers in report["steps"]["call_again"].items():
         first = runs(case, report)[rank]["error"]
+        if rank in finished(case, report) or (case.fault, case.phase, rank) == ("raise", "between", case.victim):
+            # Its own group was whole: it hears of the others in the next call.
+            first = answers.pop("ring_attention")["error"]
         cause = first["text"].removeprefix("ring: ")
         if first["type"] == "KeyboardInterrupt":
             cause = "interrupt"
-        if (case.fault, case.phase, rank) == ("raise", "between", case.victim):
-            # Its own group was whole: it hears of the others in the next call.
-            cause = answers.pop("ring_attention")["error"]["text"].removeprefix("ring: ")
         for name, answer in answers.items():
             error = answer["error"]
             assert error is not None and error["type"] == "RingError", (rank, name, error)
