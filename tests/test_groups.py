@@ -5,8 +5,6 @@ A group is proved by a causal call on it, forward and backward, against dense at
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from scripts import INIT, run_script
 from small_call import INPUTS, attempt, prove, prove_at, small_call
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -224,44 +223,6 @@ def test_graphs_of_two_groups(world_size: int) -> None:
 # --- groups that come and go ---
 
 
-def run_script(body: str, tmp_path: Path, world_size: int, timeout: float = 60) -> list[str]:
-    """The body, as a program in fresh processes, one per rank (sys.argv: rank, world size, folder); what they print."""
-    script = tmp_path / "program.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{body}")
-    started = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(world_size), tmp_path],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        deadline = time.monotonic() + timeout
-        texts = [process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * world_size, "\n---\n".join(texts)
-    return texts
-
-
-INIT = """
-import datetime, os
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-import torch, torch.distributed as dist
-import ringattn_ext as ra
-from small_call import attempt, prove, prove_at, small_call, INPUTS
-rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
-def init(round, timeout=20):
-    store = dist.FileStore(f"{folder}/store{round}", world_size)
-    limit = datetime.timedelta(seconds=timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
-"""
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_destroyed_and_made_anew(world_size: int, tmp_path: Path) -> None:
     body = """
@@ -284,6 +245,98 @@ print("done", flush=True)
 os._exit(0)
 """
     assert run_script(INIT + body, tmp_path, world_size) == ["done\n"] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_backward_on_a_group_made_anew(world_size: int, tmp_path: Path) -> None:
+    """Graphs are of the group of their forward pass, whoever has its name now."""
+    body = """
+def graphs():
+    call = small_call(rank, world_size, is_causal=True)
+    leaves = [call[x].requires_grad_() for x in INPUTS]
+    whole = torch.ones(6 * world_size, 2, requires_grad=True)
+    return ra.ring_attention(**call).sum(), ra.shard(whole, 0).sum()
+init(0)
+old = graphs()
+dist.destroy_process_group()
+init(1)
+new = graphs()
+for graph in old:
+    for _ in range(2):
+        error, text = attempt(graph.backward, retain_graph=True)
+        assert error == "RingError" and "another one than that of the forward pass" in text, (error, text)
+for graph in new:
+    graph.backward()
+if rank == 0:                              # one rank alone
+    error, text = attempt(old[0].backward)
+    assert error == "RingError" and "another one" in text, (error, text)
+else:
+    error, text = attempt(prove)
+    assert error == "RingError" and "rank 0 refused: " in text, (error, text)
+prove()
+dist.destroy_process_group()
+if rank > 0:                               # fewer ranks
+    rank, world_size = rank - 1, world_size - 1
+    init(2)
+    error, text = attempt(old[0].backward)
+    assert error in ("RingError", "ValueError"), (error, text)
+    error, text = attempt(old[1].backward)
+    assert error in ("RingError", "ValueError"), (error, text)
+    prove()
+print("done", flush=True)
+os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, world_size) == ["done\n"] * world_size
+
+
+def test_a_group_that_failed_in_its_first_call(tmp_path: Path) -> None:
+    """Does not speak for the next one, which has its name and its store."""
+    body = """
+import time
+init(0)
+for life in range(3):
+    limit = datetime.timedelta(seconds=20 if life else 2)
+    group = dist.new_group([0, 1], timeout=limit, use_local_synchronization=True)
+    if rank == 1:
+        time.sleep(1.5 if life else 4)     # the other looks for reports
+    error, text = attempt(ra.ring_attention, **small_call(rank, 2), group=group)
+    assert error == ("" if life else "RingError"), (life, error, text)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    dist.barrier()
+print("done", flush=True)
+os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, 2) == ["done\n"] * 2
+
+
+def test_members_that_differ(tmp_path: Path) -> None:
+    """Two ranks that take each other for members of groups that are not the same."""
+    body = """
+init(0)
+def by_hand(name, ranks):
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    group = dist.ProcessGroup(store, rank, 2)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(interface="lo", lazy_init=False)]
+    options._timeout = datetime.timedelta(seconds=20)
+    options.global_ranks_in_group = ranks
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    backend = dist.ProcessGroupGloo(store, rank, 2, options)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name(name)
+    dist.distributed_c10d._register_process_group(name, group)
+    return group
+alike = by_hand("alike", [4, 7])
+prove_at(rank, 2, "alike")
+odd = by_hand("odd", [4, 7] if rank == 0 else [4, 6])
+error, text = attempt(ra.ring_attention, **small_call(rank, 2), group="odd")
+assert error == "RingError", (error, text)
+assert "disagree on the hash of the members of the group: rank 0 has " in text, text
+print("done", flush=True)
+os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, 2) == ["done\n"] * 2
 
 
 def test_groups_made_anew_while_others_stay(tmp_path: Path) -> None:

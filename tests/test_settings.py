@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -87,6 +88,37 @@ def test_off_compares_calls_until_ranks_agree_on_one(ranks: RankPool) -> None:
     for first, later in ranks.run(calls_that_differ, "off"):
         assert first[0] == "RingError" and "disagree on scale" in first[1]
         assert later == ("", "")
+
+
+def refusals_that_nobody_heard(alike: bool) -> list[tuple[str, str]]:
+    """Calls that are not compared: rank 1, or all, refuse one and go on with what is right."""
+    os.environ["RINGATTN_CHECK"] = "off"
+    rank, P = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    prove(group)
+    answers = []
+    for scale in (-1.0 if alike or rank == 1 else None, None):
+        answers.append(attempt(ra.ring_attention, **small_call(rank, P, scale=scale), group=group))
+    if alike:
+        prove(group)
+    dist.destroy_process_group(group)
+    prove()
+    return answers
+
+
+@pytest.mark.parametrize("P", [2, 3])
+def test_a_rank_that_refused_unheard_does_not_go_on(P: int) -> None:
+    """Its next call would else be taken for the one that it refused."""
+    pool = RankPool(P)
+    try:
+        alone = pool.run(refusals_that_nobody_heard, False)
+        alike = pool.run(refusals_that_nobody_heard, True)
+    finally:
+        pool.close()
+    for rank, (first, second) in enumerate(alone):
+        assert first[0] == ("ValueError" if rank == 1 else "RingError"), alone
+        assert second[0] == "RingError", alone
+    assert [[name for name, _ in answers] for answers in alike] == [["ValueError", ""]] * P, alike
 
 
 def late_rank(late: int, seconds: float, warn_after: str) -> list[str]:

@@ -34,6 +34,7 @@ RECOVERY_TIMEOUT = 20.0
 BEFORE_DESTROY = 0.3  # s
 QUIET = 0.3  # s, in which nobody does anything
 CANARIES = 6  # tensors of the size of a block
+HELD = 5.0  # s for which a rank beside the victim is busy, in jobs that say so
 ATTRIBUTES = ("rank", "peer", "group", "call", "hop")
 
 
@@ -77,6 +78,10 @@ def _settle(case: Case, stderr: Path) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = links.DEVICE
 
 
+def held_rank(case: Case) -> int:
+    return (case.victim + 1) % case.P
+
+
 def describe(error: BaseException | None) -> dict[str, Any] | None:
     if error is None:
         return None
@@ -117,13 +122,14 @@ class Place:
         compare with."""
         self._join("first", self.rank, self.case.P, RECOVERY_TIMEOUT)
         small_call.prove()
-        dist.destroy_process_group()
-        self.at_rest = what_it_holds_soon(patience=0.05)
-        self._join("case", self.rank, self.case.P, self.case.timeout)
-        small_call.prove()
         cpu = time.process_time()
         self.expected = self._attend()
         self.usual_cpu = time.process_time() - cpu
+        dist.destroy_process_group()
+        self.at_rest = what_it_holds_soon(patience=0.05)
+        self._join("case", self.rank, self.case.P, self.case.timeout)
+        if not self.case.job.startswith("fresh"):
+            small_call.prove()
         return {"group": dist.group.WORLD.group_name, "pid": os.getpid()}
 
     def run(self) -> dict[str, Any]:
@@ -131,6 +137,12 @@ class Place:
         if self.case.what.action and self.rank == self.case.actor and self.case.phase != "between":
             when = moment(self.case.phase, self.case.P)
             inject.arm(self.case.what.action, when, self.case.patience, self.notices[self.rank])
+        if self.case.job.endswith("held") and self.rank == held_rank(self.case):
+            self.busy = inject.Notice()
+            inject.arm("hold", moment(self.case.phase, self.case.P), 0.0, self.busy)
+            timer = threading.Timer(HELD, setattr, (self.busy, "released", 1))
+            timer.daemon = True
+            timer.start()
         if self.case.fault in ("destroy", "aside") and self.rank == self.case.victim:
             return self._pass_aside()
         job = getattr(jobs, self.case.job, None)
@@ -218,9 +230,22 @@ class Place:
         return answers[0] | {"interrupted": interrupted}
 
     def _join(self, store: str, rank: int, size: int, timeout: float) -> None:
-        path = str(self.folder / f"store-{store}")
+        path = self.folder / f"store-{store}"
+        of_tcp = self.case.job == "tcp" and store == "case"
+        kept = self._tcp_store(path, size) if of_tcp else dist.FileStore(str(path), size)
         limit = timedelta(seconds=timeout)
-        dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group("gloo", store=kept, rank=rank, world_size=size, timeout=limit)
+
+    def _tcp_store(self, path: Path, size: int) -> dist.TCPStore:
+        """Rank 0 keeps it; the file tells where."""
+        if self.rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+            path.with_suffix(".part").write_text(str(store.port))
+            path.with_suffix(".part").rename(path)
+            return store
+        while not path.exists():
+            time.sleep(0.01)
+        return dist.TCPStore("127.0.0.1", int(path.read_text()), size, is_master=False)
 
     def _prove_new_group(self, members: list[int]) -> None:
         self._join("recovery", members.index(self.rank), len(members), RECOVERY_TIMEOUT)

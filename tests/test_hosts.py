@@ -1,0 +1,188 @@
+"""What Python does for a ring that waits: signals, the log, forks, and its own end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripts import INIT, run_script
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def test_python_ends_while_a_thread_waits(tmp_path: Path) -> None:
+    """A daemon thread in a call is no reason to crash: not while it waits, and not if its wait fails then."""
+    body = """
+import threading, time
+init(0)
+prove()
+if rank == 0:
+    call = lambda: attempt(ra.ring_attention, **small_call(rank, 2))
+    threading.Thread(target=call, daemon=True).start()
+    time.sleep(0.5)
+    import atexit
+    class Late:                            # is deleted when Python is nearly gone
+        def __del__(self, sleep=time.sleep):
+            sleep(1.5)
+    sys.kept = Late()
+    print("ends", flush=True)
+else:
+    time.sleep(1.2)                        # and ends while the other one is at it
+    os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, 2) == ["ends\n", ""]
+
+
+def test_interrupt_while_a_warning_is_logged(tmp_path: Path) -> None:
+    body = """
+import logging, signal, time
+os.environ["RINGATTN_WARN_SEC"] = "0.5"
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Slow(logging.Handler):
+    def emit(self, record):
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(20)
+import threading
+logging.getLogger("ringattn_ext").addHandler(Slow())
+init(0)
+prove()
+if rank == 0:
+    begin = time.monotonic()
+    try:
+        ra.ring_attention(**small_call(rank, 2))
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - begin < 4, flush=True)
+else:
+    time.sleep(3)
+    error, text = attempt(ra.ring_attention, **small_call(rank, 2))
+    assert error == "RingError", (error, text)
+    print("noticed", flush=True)
+os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, 2) == ["interrupted True\n", "noticed\n"]
+
+
+def test_handler_of_the_log_that_fails(tmp_path: Path) -> None:
+    """Is no reason to stop waiting."""
+    body = """
+import logging, time
+os.environ["RINGATTN_WARN_SEC"] = "0.5"
+logging.raiseExceptions = False
+class Bad(logging.Handler):
+    def handle(self, record):
+        raise OSError("the disk is full")
+logging.getLogger("ringattn_ext").addHandler(Bad())
+init(0)
+if rank == 1:
+    time.sleep(1.5)
+prove()
+print("done", flush=True)
+os._exit(0)
+"""
+    first, second = run_script(INIT + body, tmp_path, 2)
+    assert "the disk is full" in first and first.endswith("done\n") and second == "done\n"
+
+
+def test_forked_child_of_a_process_without_calls(tmp_path: Path) -> None:
+    """Through operators too, and on a group that the parent has made and not used; the parent then uses it."""
+    body = """
+import time
+init(0)
+if rank == 0:
+    pid = os.fork()
+    if pid == 0:
+        order = torch.zeros(1, dtype=torch.int64)
+        begin = time.monotonic()
+        for call in (
+            lambda: torch.ops.ringattn.gather(torch.ones(3), order, 0, "0", "contiguous", None),
+            lambda: ra.ring_attention(**small_call(rank, 2)),
+        ):
+            error, text = attempt(call)
+            assert error == "RingError" and "forked from" in text, (error, text)
+        assert time.monotonic() - begin < 1
+        dist.distributed_c10d._world.pg_map.clear()     # its own group, of the same name
+        dist.distributed_c10d._world.pg_names.clear()
+        dist.distributed_c10d._unregister_all_process_groups()
+        dist.distributed_c10d.GroupMember.WORLD = None
+        world_size = 1
+        init(7)
+        prove()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+prove()
+print("done", flush=True)
+os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, 2) == ["done\n"] * 2
+
+
+# --- groups without a backend for the CPU, which get one on the side ---
+
+WITHOUT_CPU = INIT.replace('"gloo"', '"cuda:gloo"')
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_that_does_not_come_to_the_side_group(world_size: int, tmp_path: Path) -> None:
+    body = """
+import time
+init(0, timeout=3)
+if rank > 0:
+    for text_of_first in ("", None):
+        begin = time.monotonic()
+        error, text = attempt(ra.ring_attention, **small_call(rank, world_size))
+        took = time.monotonic() - begin
+        assert error == "RingError" and "has no side group" in text, (error, text)
+        assert took < (8 if text_of_first == "" else 0.2), took
+        first = text if text_of_first == "" else first
+        assert text == first
+    print("done", flush=True)
+else:
+    time.sleep(9)
+os._exit(0)
+"""
+    assert run_script(WITHOUT_CPU + body, tmp_path, world_size)[1:] == ["done\n"] * (world_size - 1)
+
+
+def test_interrupt_while_the_side_group_is_made(tmp_path: Path) -> None:
+    body = """
+import signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+init(0, timeout=20)
+if rank == 1:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try:
+        ra.ring_attention(**small_call(rank, 2))
+    except KeyboardInterrupt:
+        assert time.monotonic() - begin < 2
+    error, text = attempt(ra.ring_attention, **small_call(rank, 2))
+    assert error == "RingError" and "interrupted" in text, (error, text)
+    print("done", flush=True)
+else:
+    time.sleep(4)
+os._exit(0)
+"""
+    assert run_script(WITHOUT_CPU + body, tmp_path, 2)[1] == "done\n"
+
+
+def test_first_calls_of_two_threads_on_one_group(tmp_path: Path) -> None:
+    """One side group is made, and one of the threads is told of the other, or comes after it."""
+    body = """
+import threading
+init(0, timeout=15)
+answers = []
+def call():
+    answers.append(attempt(ra.init, device="cpu"))
+threads = [threading.Thread(target=call) for _ in range(2 if rank == 0 else 1)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+expected = "expected a device whose tensors the group can carry"      # in what all ranks say once
+crossed = "another thread"
+assert all(expected in text or crossed in text or "refused" in text for _, text in answers), answers
+assert any(expected in text for _, text in answers), answers
+print("done", flush=True)
+os._exit(0)
+"""
+    assert run_script(WITHOUT_CPU + body, tmp_path, 2) == ["done\n"] * 2
