@@ -1,5 +1,5 @@
-// ringattn_ext._C: core's classes for Python (sharding, positions, tests, planners), and what Python does for the library
-// as its host. Operators register themselves.
+// ringattn_ext._C: core's classes for Python (sharding, positions, tests, planners), and what Python does for the
+// library as its host. Operators register themselves.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -75,8 +75,9 @@ std::string dtype_name(std::int64_t scalar_type);
 std::int64_t document_hash(const std::vector<std::int32_t>& bounds);
 std::int64_t sizes_hash(const std::vector<std::int64_t>& sizes);
 
-// What is wrong with a set of headers, one per rank: protocols that differ, then a refusal, else the first field on which two ranks differ,
-// with all values and the ranks that have them. Every rank that looks at the same headers gets the same.
+// What is wrong with a set of headers, one per rank: protocols that differ, then a refusal, else the first field on
+// which two ranks differ, with all values and the ranks that have them. Every rank that looks at the same headers gets
+// the same.
 struct Verdict {
   std::string text;  // empty if nothing is wrong
   int rank = -1;     // that refused, or that alone has another value than all others

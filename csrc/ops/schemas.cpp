@@ -1,8 +1,9 @@
 // The schemas of torch.ops.ringattn. Shapes: query [B, Hq, S, D]; key, value [B, Hkv, S, D] with S this rank's tokens.
 //
 // Ring operators take a group by name ("" is a ring of one) and a one-element int64 CPU tensor `order`, which they all
-// declare to write and into which ring_forward writes a mark of its call. A compiler that is given the same tensor for all ring calls therefore keeps them in program order, also those whose results nobody uses, on every
-// rank alike. The operators are not differentiable; ring_backward is what the autograd function in Python calls.
+// declare to write and into which ring_forward writes a mark of its call. A compiler that is given the same tensor for
+// all ring calls therefore keeps them in program order, also those whose results nobody uses, on every rank alike. The
+// operators are not differentiable; ring_backward is what the autograd function in Python calls.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
