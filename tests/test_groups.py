@@ -420,7 +420,8 @@ def second_caller() -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
 def test_second_caller(world_size: int) -> None:
     answers = run_ranks(world_size, second_caller, timeout=RANKS_TIMEOUT)
     first, second, bad = answers[0]
-    busy = ("RingError", "ring: another thread of this process is in a call on this group; one call at a time")
+    text = "another thread of this process, or what this one has interrupted, is in a call on this group"
+    busy = ("RingError", f"ring: {text}; one call at a time")
     assert first == ("", "")
     assert second == busy
     assert bad[0] in ("TypeError", "RingError"), bad  # its own error, or that the group is busy
@@ -466,6 +467,35 @@ def test_threads_of_virtual_rings() -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 4
+
+
+# --- beside other traffic ---
+
+
+def messages_of_the_user() -> None:
+    """Under way during a call, and after one in which the ranks had to wait."""
+    rank = dist.get_rank()
+    tags = [*range(120), 255, 256, 4095, 65535]
+    tensors = [torch.full((600,), float(tag)) if rank == 0 else torch.zeros(600) for tag in tags]
+    work = [dist.isend(t, 1, tag=tag) for t, tag in zip(tensors, tags, strict=True)] if rank == 0 else []
+    prove()
+    if rank == 1:
+        time.sleep(1.3)
+    prove()
+    if rank == 1:
+        for tensor, tag in zip(tensors, tags, strict=True):
+            dist.recv(tensor, 0, tag=tag)
+            assert bool((tensor == tag).all()), tag
+    for item in work:
+        item.wait()
+    for tensor, tag in zip(tensors, tags, strict=True):
+        dist.recv(tensor, 1, tag=tag) if rank == 0 else dist.send(tensor + 1, 0, tag=tag)
+        assert rank == 1 or bool((tensor == tag + 1).all()), tag
+    prove()
+
+
+def test_messages_of_the_user_on_the_same_group() -> None:
+    run_ranks(2, messages_of_the_user, timeout=RANKS_TIMEOUT)
 
 
 # --- a ring of one touches no transport ---

@@ -116,6 +116,29 @@ os._exit(0)
     assert run_script(INIT + body, tmp_path, 2) == ["done\n"] * 2
 
 
+def test_death_beside_a_rank_that_is_late(tmp_path: Path) -> None:
+    """Those that wait for the late one need not wait for it to notice."""
+    body = """
+import threading, time
+init(0, timeout=40)
+prove()
+dist.barrier()
+if rank == 1:
+    time.sleep(8)
+if rank == 3:
+    threading.Timer(1.0, os._exit, (0,)).start()     # in the middle of its call
+begin = time.monotonic()
+try:
+    ra.ring_attention(**small_call(rank, 4))
+except ra.RingError as error:
+    took = time.monotonic() - begin
+    assert error.peer == 3 and took < 4, (error, error.peer, took)
+    print("noticed", flush=True)
+os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, 4) == ["noticed\n", "noticed\n", "noticed\n", ""]
+
+
 # --- groups without a backend for the CPU, which get one on the side ---
 
 WITHOUT_CPU = INIT.replace('"gloo"', '"cuda:gloo"')

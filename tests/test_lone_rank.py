@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from ranks import RankPool, run_ranks
 from small_call import attempt, prove, small_call
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import ringattn_ext as ra
 
@@ -88,6 +89,37 @@ def _numbers_of_dimensions() -> tuple[str, str]:
 def test_parts_of_other_number_of_dimensions():
     answers = run_ranks(2, _numbers_of_dimensions)
     assert answers[0] == answers[1] and answers[0][0] == "RingError"
+
+
+def _recomputation_fails(odd: int, after: bool) -> tuple[str, str]:
+    """User code that raises where a backward pass unpacks its inputs by computing them again, with a ring call of their
+    own that has just gone well or has not been made."""
+    inputs = _inputs()
+    passes = []
+
+    def layer(*tensors: torch.Tensor) -> torch.Tensor:
+        passes.append(len(passes))
+        fails = len(passes) == 2 and dist.get_rank() == odd
+        if fails and not after:
+            raise ValueError("the user's")
+        out = ra.ring_attention(*tensors)
+        if fails:
+            raise ValueError("the user's")
+        return out
+
+    with set_checkpoint_early_stop(False):
+        out = checkpoint(layer, *inputs, use_reentrant=False)
+        answer = attempt(out.sum().backward)
+    prove()
+    return answer
+
+
+@pytest.mark.parametrize("P", [2, 3])
+@pytest.mark.parametrize("after", [False, True])
+def test_recomputation_that_fails(after, P):
+    answers = run_ranks(P, _recomputation_fails, P - 1, after)
+    assert answers[-1] == ("ValueError", "the user's")
+    assert all(name == "RingError" and f"rank {P - 1} refused: " in text for name, text in answers[:-1]), answers
 
 
 @contextmanager

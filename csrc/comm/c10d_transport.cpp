@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,9 +23,9 @@ using namespace std::chrono_literals;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // Messages of one exchange between the same two ranks are told apart by their place in it; and a rank that compares
-// calls does not take what another passes on.
-constexpr int kTag = 0x52, kTagOfHeaders = 0x42;
-constexpr int kNothingTag = 0x51;  // of a message that nobody sends
+// calls does not take what another passes on. Users have tags of their own on a group: small ones.
+constexpr int kTag = 0x52000000, kTagOfHeaders = 0x52001000;
+constexpr int kNothingTag = 0x52002000;  // of a message that nobody sends
 
 constexpr auto kForever = std::chrono::hours(24 * 365);
 
@@ -86,11 +87,18 @@ bool has_gloo(const Group& group) {
   }
 }
 
+// Whether gloo connects ranks when they have something for each other, and waits for that in the middle of a call.
+bool connects_late() {
+  const char* text = std::getenv("TORCH_GLOO_LAZY_INIT");
+  return text != nullptr && *text != '\0' && *text != '0';
+}
+
 Patience patience_of(const Group& group) {
   const std::chrono::milliseconds timeout = timeout_of(group);
   if (!has_gloo(group)) return {timeout, timeout, nullptr};
-  return {timeout, kForever, [group](int peer) { begin_nothing(group, peer); }};
+  return {timeout, kForever, [group](int peer) { begin_nothing(group, peer); }, !connects_late()};
 }
+
 bool coalesces(const Group& group, at::DeviceType device) { return group->getBackend(device)->supportsCoalescing(); }
 
 class C10dTransport final : public Transport {

@@ -27,9 +27,11 @@ std::vector<CallHeader> exchange_headers(Transport& transport, const CallHeader&
   std::memcpy(rows.data_ptr(), &own, sizeof(own));
   for (int known = 1; known < P; known *= 2) {
     const int more = std::min(known, P - known);
+    Stage stage{"comparing calls"};
+    for (int j = known; j < P; ++j) stage.awaited.push_back((rank + j) % P);
     transport
         .post({{rows.narrow(0, 0, more), (rank - known + P) % P}}, {{rows.narrow(0, known, more), (rank + known) % P}},
-              {"comparing calls"})
+              stage)
         ->wait();
   }
 

@@ -134,12 +134,17 @@ class HostExchange final : public Exchange {
     if (!patience_.probe) return;
     for (std::size_t i = 0; i < state_->pending.size(); ++i) {
       if (state_->over[i]) continue;
-      const Pending& missing = state_->pending[i];
-      try {
-        patience_.probe(missing.peer);
-      } catch (const std::exception& error) {
-        throw waiter_.failure(missing.peer, missing.what, "failed: " + text_of(error));
-      }
+      probe(state_->pending[i].peer, state_->pending[i].what);
+    }
+    if (!patience_.probes_all) return;
+    for (const int peer : waiter_.stage.awaited) probe(peer, "the connection to rank " + std::to_string(peer));
+  }
+
+  void probe(int peer, const std::string& what) const {
+    try {
+      patience_.probe(peer);
+    } catch (const std::exception& error) {
+      throw waiter_.failure(peer, what, "failed: " + text_of(error));
     }
   }
 

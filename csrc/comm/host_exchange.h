@@ -34,11 +34,13 @@ struct Pending {
 };
 
 // How long a peer may take over a message; how long the backend is told to wait for it, which is longer where the
-// caller can end that; and what throws if the connection to a peer is closed, which may be null. gloo forgets to say so
-// to who waits for a message of which a part has moved.
+// caller can end that; what throws if the connection to a peer is closed, which may be null; and whether it can be
+// asked about ranks to which there may be no message yet. gloo forgets to say that a connection is closed to who waits
+// for a message of which a part has moved.
 struct Patience {
   std::chrono::milliseconds timeout, of_backend;
   std::function<void(int peer)> probe;
+  bool probes_all = false;
 };
 
 // Who waits, and in what.

@@ -199,7 +199,10 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
     }
     busy_ = std::unique_lock(ring.state->busy, std::try_to_lock);
     if (!busy_.owns_lock()) {
-      throw RingError("another thread of this process is in a call on this group; one call at a time", here);
+      throw RingError(
+          "another thread of this process, or what this one has interrupted, is in a call on this group; "
+          "one call at a time",
+          here);
     }
     if (const auto& failure = ring.state->failure) {
       throw RingError(

@@ -19,6 +19,16 @@
 
 namespace ringattn {
 
+// As a mutex that is only tried, which a thread may also do that has it: a handler of signals, in the middle of a call.
+class Busy {
+ public:
+  bool try_lock() { return !taken_.exchange(true, std::memory_order_acquire); }
+  void unlock() { taken_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> taken_ = false;
+};
+
 // What this process remembers of a group from call to call.
 struct GroupState {
   GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group, int made_by);
@@ -34,7 +44,7 @@ struct GroupState {
   bool unsettled = false;            // this rank has refused a call, and the others have not heard of it
   bool connected = false;            // its connections for GPUs have been opened
   std::optional<RingError> failure;  // the first, since which the group is broken
-  std::mutex busy;                   // one caller at a time: two would receive each other's messages
+  Busy busy;                         // one caller at a time: two would receive each other's messages
   Workspace workspace;
 };
 
@@ -131,7 +141,7 @@ class Agreement {
   Op op_;
   std::uint64_t capture_;
 
-  std::unique_lock<std::mutex> busy_;
+  std::unique_lock<Busy> busy_;
   Lease lease_;
   std::int64_t call_ = 0;
 };

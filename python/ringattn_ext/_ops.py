@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -18,6 +20,21 @@ _T = TypeVar("_T")
 
 host_in_python(RingError, is_inherited)
 
+
+@dataclass
+class _Begun:
+    group: str
+    calls: int  # that the group has had without the one that is meant
+
+
+class _Calls(threading.local):
+    """Those that this thread is in, one in the other where a backward pass computes a forward pass again."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Begun] = []
+
+
+_calls = _Calls()
 _ORDER = torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
@@ -47,14 +64,20 @@ def ring_call(group: str, function: Callable[[], _T], example: object = None) ->
             group=group,
         )
     prepare(group)
-    calls = torch.ops.ringattn.calls(group)
+    stack, begun = _calls.stack, _Begun(group, torch.ops.ringattn.calls(group))
+    stack.append(begun)
     try:
         return function()
     except Exception as error:
-        if not isinstance(error, RingError) and torch.ops.ringattn.calls(group) == calls:
+        if not isinstance(error, RingError) and torch.ops.ringattn.calls(group) == begun.calls:
             payload = example.device if isinstance(example, Tensor) else example
             refuse(group, str(error), payload if isinstance(payload, torch.device) else payload_device(group))
         raise
+    finally:
+        stack.pop()
+        for outer in stack:
+            if outer.group == group:
+                outer.calls = torch.ops.ringattn.calls(group)
 
 
 def refuse(group: str, reason: str, payload: torch.device) -> None:
