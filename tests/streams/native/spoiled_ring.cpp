@@ -20,7 +20,9 @@ using namespace ringattn;
 
 struct Ring {
   Ring(const at::Tensor& query, const at::Tensor& key, const std::string& name, const std::string& layout, bool causal)
-      : guard(query.device()), group(c10d::resolve_process_group(name)), transport(c10d_transport(group, {name, {}})) {
+      : guard(query.device()),
+        group(c10d::resolve_process_group(name)),
+        transport(c10d_transport(group, {c10::weak_intrusive_ptr(group), name, {}})) {
     const auto tokens = [&](const at::Tensor& t) { return static_cast<std::int32_t>(t.size(2) * group->getSize()); };
     const LayoutKind kind = parse_layout(layout);
     pass.dtype = query.scalar_type() == at::kHalf ? DType::float16 : DType::bfloat16;
