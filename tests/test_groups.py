@@ -289,54 +289,57 @@ os._exit(0)
     assert run_script(INIT + body, tmp_path, world_size) == ["done\n"] * world_size
 
 
+BY_HAND = """
+def by_hand(name, meeting, ranks, timeout=20):
+    \"\"\"A group of two ranks, whose connections are made at a place of their own in the store.\"\"\"
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.ProcessGroup(store, rank, 2)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(interface="lo", lazy_init=False)]
+    options._timeout = datetime.timedelta(seconds=timeout)
+    options.global_ranks_in_group = ranks
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    backend = dist.ProcessGroupGloo(dist.PrefixStore(meeting, store), rank, 2, options)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name(name)
+    dist.distributed_c10d._register_process_group(name, group)
+    return group                               # nobody else keeps it
+"""
+
+
 def test_a_group_that_failed_in_its_first_call(tmp_path: Path) -> None:
     """Does not speak for the next one, which has its name and its store."""
     body = """
 import time
 init(0)
 for life in range(3):
-    limit = datetime.timedelta(seconds=20 if life else 2)
-    group = dist.new_group([0, 1], timeout=limit, use_local_synchronization=True)
+    group = by_hand("again", f"life {life}", [0, 1], timeout=20 if life else 2)
     if rank == 1:
         time.sleep(1.5 if life else 4)     # the other looks for reports
-    error, text = attempt(ra.ring_attention, **small_call(rank, 2), group=group)
+    error, text = attempt(ra.ring_attention, **small_call(rank, 2), group="again")
     assert error == ("" if life else "RingError"), (life, error, text)
-    dist.barrier()
-    dist.destroy_process_group(group)
+    dist.distributed_c10d._unregister_process_group("again")
     dist.barrier()
 print("done", flush=True)
 os._exit(0)
 """
-    assert run_script(INIT + body, tmp_path, 2) == ["done\n"] * 2
+    assert run_script(INIT + BY_HAND + body, tmp_path, 2) == ["done\n"] * 2
 
 
 def test_members_that_differ(tmp_path: Path) -> None:
     """Two ranks that take each other for members of groups that are not the same."""
     body = """
 init(0)
-def by_hand(name, ranks):
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-    group = dist.ProcessGroup(store, rank, 2)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(interface="lo", lazy_init=False)]
-    options._timeout = datetime.timedelta(seconds=20)
-    options.global_ranks_in_group = ranks
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    backend = dist.ProcessGroupGloo(store, rank, 2, options)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_group_name(name)
-    dist.distributed_c10d._register_process_group(name, group)
-    return group
-alike = by_hand("alike", [4, 7])
+alike = by_hand("alike", "alike", [4, 7])
 prove_at(rank, 2, "alike")
-odd = by_hand("odd", [4, 7] if rank == 0 else [4, 6])
+odd = by_hand("odd", "odd", [4, 7] if rank == 0 else [4, 6])
 error, text = attempt(ra.ring_attention, **small_call(rank, 2), group="odd")
 assert error == "RingError", (error, text)
 assert "disagree on the hash of the members of the group: rank 0 has " in text, text
 print("done", flush=True)
 os._exit(0)
 """
-    assert run_script(INIT + body, tmp_path, 2) == ["done\n"] * 2
+    assert run_script(INIT + BY_HAND + body, tmp_path, 2) == ["done\n"] * 2
 
 
 def test_groups_made_anew_while_others_stay(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ if rank == 0:
         ):
             error, text = attempt(call)
             assert error == "RingError" and "forked from" in text, (error, text)
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 5
         dist.distributed_c10d._world.pg_map.clear()     # its own group, of the same name
         dist.distributed_c10d._world.pg_names.clear()
         dist.distributed_c10d._unregister_all_process_groups()
@@ -124,7 +124,7 @@ init(0, timeout=40)
 prove()
 dist.barrier()
 if rank == 1:
-    time.sleep(8)
+    time.sleep(14)
 if rank == 3:
     threading.Timer(1.0, os._exit, (0,)).start()     # in the middle of its call
 begin = time.monotonic()
@@ -132,11 +132,48 @@ try:
     ra.ring_attention(**small_call(rank, 4))
 except ra.RingError as error:
     took = time.monotonic() - begin
-    assert error.peer == 3 and took < 4, (error, error.peer, took)
+    assert error.peer == 3 and took < 11, (error, error.peer, took)
     print("noticed", flush=True)
 os._exit(0)
 """
     assert run_script(INIT + body, tmp_path, 4) == ["noticed\n", "noticed\n", "noticed\n", ""]
+
+
+def test_handlers_that_take_their_time(tmp_path: Path) -> None:
+    """While one runs, the other rank comes, does its part and leaves: its messages have arrived. And a call that a
+    handler makes on the same group is refused, and changes nothing."""
+    body = """
+import signal, threading, time
+answers = []
+def handler(number, frame):
+    if number == signal.SIGUSR1:
+        time.sleep(2.0)
+    else:
+        answers.append(attempt(ra.ring_attention, **small_call(rank, 2)))
+signal.signal(signal.SIGUSR1, handler)
+signal.signal(signal.SIGUSR2, handler)
+init(0)
+prove()
+if rank == 0:                                  # refuses, and is asked in the middle of it
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+else:
+    time.sleep(1.0)
+error, text = attempt(ra.ring_attention, **small_call(rank, 2, scale=-1.0 if rank == 0 else None))
+assert error == ("ValueError" if rank == 0 else "RingError"), (error, text)
+prove()
+if rank == 0:
+    (error, text), = answers
+    assert error == "RingError" and "what this one has interrupted" in text, (error, text)
+    threading.Timer(0.35, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    ra.unshard(torch.ones(3), 0)
+else:
+    time.sleep(0.8)
+    ra.unshard(torch.ones(3), 0)
+    dist.destroy_process_group()
+print("done", flush=True)
+os._exit(0)
+"""
+    assert run_script(INIT + body, tmp_path, 2) == ["done\n"] * 2
 
 
 # --- groups without a backend for the CPU, which get one on the side ---

@@ -128,7 +128,7 @@ def _no_threads() -> Iterator[None]:
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
     usual = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 20), usual[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (4 << 20), usual[1]))
     leave = threading.Event()
     threads = []
     try:

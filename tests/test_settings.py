@@ -121,6 +121,34 @@ def test_a_rank_that_refused_unheard_does_not_go_on(P: int) -> None:
     assert [[name for name, _ in answers] for answers in alike] == [["ValueError", ""]] * P, alike
 
 
+def calls_out_of_step() -> list[tuple[str, str]]:
+    """Calls that are not compared and move nothing, so that rank 0 is one behind when all have something to compare."""
+    os.environ["RINGATTN_CHECK"] = "off"
+    rank, P = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    prove(group)
+    alone = {"layout": "contiguous", "window": (0, 0)}
+    if rank > 0:
+        assert attempt(ra.ring_attention, **small_call(rank, P, **alone), group=group) == ("", "")
+    assert attempt(ra.ring_attention, **small_call(rank, P, scale=-1.0), group=group)[0] == "ValueError"
+    answers = [attempt(ra.ring_attention, **small_call(rank, P), group=group) for _ in range(2)]
+    dist.destroy_process_group(group)
+    prove()
+    return answers
+
+
+@pytest.mark.parametrize("P", [2, 3])
+def test_ranks_that_have_lost_count_cannot_go_on_uncompared(P: int) -> None:
+    pool = RankPool(P)
+    try:
+        answers = pool.run(calls_out_of_step)
+    finally:
+        pool.close()
+    for first, second in answers:
+        assert first[0] == "RingError" and "disagree on the call number" in first[1], answers
+        assert second[0] == "RingError" and "is broken" in second[1] and first[1][6:] in second[1], answers
+
+
 def late_rank(late: int, seconds: float, warn_after: str) -> list[str]:
     """The warnings of this rank while one rank comes late to a call."""
     os.environ["RINGATTN_WARN_SEC"] = warn_after

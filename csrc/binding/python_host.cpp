@@ -33,10 +33,14 @@ bool python_ends() {
 
 // Python ends a thread that asks for the GIL when Python itself ends, in a way that does not get past a catch or a
 // noexcept: such a thread waits for the end of the process instead.
+void stay_when_python_ends() {
+  while (!is_main_thread() && python_ends()) ::pause();
+}
+
 class Gil {
  public:
   Gil() {
-    while (!is_main_thread() && python_ends()) ::pause();
+    stay_when_python_ends();
     gil_.emplace();
   }
 
@@ -53,6 +57,15 @@ class Gil {
   throw error;
 }
 
+// Unless the user asks for an end.
+void discard(py::error_already_set& error, const char* context) {
+  if (!error.matches(PyExc_Exception)) {
+    error.restore();
+    throw_python_error();
+  }
+  error.discard_as_unraisable(context);
+}
+
 // Python's handlers of signals run here; only on the main thread, as Python has it.
 void check_interrupt() {
   if (!is_main_thread()) return;
@@ -64,12 +77,8 @@ void warn(const std::string& text) {
   const Gil gil;
   try {
     py::handle(logger).attr("warning")(text);
-  } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) {  // the user asks for an end
-      error.restore();
-      throw_python_error();
-    }
-    error.discard_as_unraisable("ringattn_ext: logging a warning");  // no reason to stop waiting
+  } catch (py::error_already_set& error) {  // no reason to stop waiting
+    discard(error, "ringattn_ext: logging a warning");
   }
 }
 
@@ -78,7 +87,7 @@ bool asks_is_inherited(const std::string& group) {
   try {
     return py::handle(is_inherited)(group).cast<bool>();
   } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("ringattn_ext: looking for groups of the parent process");
+    discard(error, "ringattn_ext: looking for groups of the parent process");
     return false;
   }
 }
@@ -108,7 +117,7 @@ void host_in_python(py::object type, py::object inherited) {
   error_type = type.release().ptr();
   is_inherited = inherited.release().ptr();
   logger = py::module_::import("logging").attr("getLogger")("ringattn_ext").release().ptr();
-  host() = {check_interrupt, warn, asks_is_inherited, raise};
+  host() = {check_interrupt, warn, asks_is_inherited, stay_when_python_ends, raise};
 }
 
 }  // namespace ringattn

@@ -24,8 +24,8 @@ using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // Messages of one exchange between the same two ranks are told apart by their place in it; and a rank that compares
 // calls does not take what another passes on. Users have tags of their own on a group: small ones.
-constexpr int kTag = 0x52000000, kTagOfHeaders = 0x52001000;
-constexpr int kNothingTag = 0x52002000;  // of a message that nobody sends
+constexpr int kTag = 0xa000000, kTagOfHeaders = 0xa001000;
+constexpr int kNothingTag = 0xa002000;  // of a message that nobody sends
 
 constexpr auto kForever = std::chrono::hours(24 * 365);
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -21,6 +22,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kGlance = 100ms;  // between two looks at the time, the user and the group
 constexpr auto kLook = 500ms;    // between two looks at the connections and for reports of other ranks
+
+// A rank that is not at the other end of a message may have done its part and left; then what it has said comes by
+// others in this time.
+constexpr auto kRelayed = 5s;
+constexpr int kLooksAtOthers = 2;  // every so many looks: each costs a few bytes for the life of the group
 
 std::string seconds(std::chrono::milliseconds time) {
   const auto tenths = time.count() / 100;
@@ -59,13 +65,17 @@ class HostExchange final : public Exchange {
       const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
       try {
         if (host().check_interrupt != nullptr) host().check_interrupt();
+        if (!warned && waited >= warn_after()) warn(waited), warned = true;
+        if (calls_.wait_for(0ms)) break;  // while handlers of signals or of the log were at it
         check_group();
         if (const auto looks = waited / kLook; looks > looks_) {
           looks_ = looks;
-          check_connections();
+          if (const auto lost = look_at_connections()) {
+            if (calls_.wait_for(kGlance)) break;  // its last message had come before
+            throw *lost;
+          }
           check_reports();
         }
-        if (!warned && waited >= warn_after()) warn(waited), warned = true;
         if (waited >= patience_.timeout) throw silence();
       } catch (...) {
         abort();
@@ -130,21 +140,26 @@ class HostExchange final : public Exchange {
     throw waiter_.failure(-1, "the group", "was destroyed by this process");
   }
 
-  void check_connections() const {
-    if (!patience_.probe) return;
+  std::optional<RingError> look_at_connections() {
+    if (!patience_.probe) return std::nullopt;
     for (std::size_t i = 0; i < state_->pending.size(); ++i) {
       if (state_->over[i]) continue;
-      probe(state_->pending[i].peer, state_->pending[i].what);
+      if (auto lost = probe(state_->pending[i].peer, state_->pending[i].what)) return lost;
     }
-    if (!patience_.probes_all) return;
-    for (const int peer : waiter_.stage.awaited) probe(peer, "the connection to rank " + std::to_string(peer));
+    if (!patience_.probes_all || looks_ % kLooksAtOthers != 0) return std::nullopt;
+    for (const int peer : waiter_.stage.awaited) {
+      auto lost = probe(peer, "the connection to rank " + std::to_string(peer));
+      if (lost && Clock::now() - closed_since_.try_emplace(peer, Clock::now()).first->second >= kRelayed) return lost;
+    }
+    return std::nullopt;
   }
 
-  void probe(int peer, const std::string& what) const {
+  std::optional<RingError> probe(int peer, const std::string& what) const {
     try {
       patience_.probe(peer);
+      return std::nullopt;
     } catch (const std::exception& error) {
-      throw waiter_.failure(peer, what, "failed: " + text_of(error));
+      return waiter_.failure(peer, what, "failed: " + text_of(error));
     }
   }
 
@@ -185,7 +200,8 @@ class HostExchange final : public Exchange {
   std::shared_ptr<State> state_;
   BackgroundCalls calls_;
   std::chrono::milliseconds::rep looks_ = 0;
-  BackgroundCalls questions_;  // to the store, which may not answer
+  std::map<int, Clock::time_point> closed_since_;  // connections to ranks that have no message under way
+  BackgroundCalls questions_;                      // to the store, which may not answer
   std::shared_ptr<std::atomic<int>> failed_ = std::make_shared<std::atomic<int>>(-1);
 };
 

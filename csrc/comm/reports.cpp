@@ -2,6 +2,7 @@
 
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "comm/background.h"
 
@@ -32,7 +33,8 @@ void put(const Store& store, const std::string& key, const std::string& text) {
 
 // Of this life. A rank may fail before it knows the number of its life, and then earlier ones had the same key.
 std::optional<std::string> find(const Store& store, const Life& life, std::optional<int> rank = std::nullopt) {
-  for (const std::int64_t number : {life.number.load(), std::int64_t{0}}) {
+  const std::int64_t known = life.number;
+  for (const std::int64_t number : known == 0 ? std::vector{known} : std::vector{known, std::int64_t{0}}) {
     const std::string key = key_of(number, rank);
     if (!store->check({key})) continue;
     const std::vector<std::uint8_t> bytes = store->get(key);
@@ -48,7 +50,7 @@ std::optional<std::string> find(const Store& store, const Life& life, std::optio
 
 }  // namespace
 
-Life::Life() : begin(now()) {}
+Life::Life(bool is_first) : begin(is_first ? 0 : now()) {}
 
 template <typename Function>
 bool Reports::ask(std::chrono::milliseconds time, Function function) const {

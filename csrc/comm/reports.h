@@ -23,10 +23,11 @@ struct Report {
 // What tells groups apart that one after another have the same store.
 struct Life {
   std::atomic<std::int64_t> number = 0;    // the same on all ranks; 0 until they have compared their first call
-  const std::int64_t begin;                // before that: when this rank came to it, in ms since 1970
+  const std::int64_t begin;                // reports from before it are of another one; in ms since 1970
   std::atomic<bool> store_failed = false;  // it is not asked again
 
-  Life();
+  // is_first: of the lives in this process that have the store and the name of the group.
+  explicit Life(bool is_first);
 };
 
 // The store may have gone with the rank that kept it, so every question has an end.

@@ -26,8 +26,7 @@ struct Stage {
   const char* name = "";  // as in "hop" or "comparing calls"
   int hop = -1;           // from 0, if it is one of a pass
   int hops = 0;
-  std::vector<int> awaited =
-      {};  // ranks that have still to come to the call: that one is lost ends the wait for others
+  std::vector<int> awaited = {};  // ranks of which something must still come, if only by way of others
 
   std::string text() const;  // "hop 1 of 3"
 };

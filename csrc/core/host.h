@@ -17,6 +17,9 @@ struct Host {
   // Whether a group belongs to the process that this one was forked from; null: none does.
   bool (*is_inherited)(const std::string& group) = nullptr;
 
+  // Called when an operator ends, whatever comes of it.
+  void (*leave)() = nullptr;
+
   // Throws an error as the host knows it.
   void (*raise)(const RingError& error) = nullptr;
 };

@@ -29,6 +29,12 @@ std::uint64_t current_capture();
 // graph is captured it must be there already: else RuntimeError.
 at::Tensor place_documents(at::Device where, const std::vector<std::int32_t>& bounds);
 
+struct Leave {
+  ~Leave() {
+    if (host().leave != nullptr) host().leave();
+  }
+};
+
 // The function of an operator, which throws RingError as the host knows it.
 template <auto function>
 struct Operator;
@@ -36,6 +42,7 @@ struct Operator;
 template <typename Result, typename... Arguments, Result (*function)(Arguments...)>
 struct Operator<function> {
   static Result call(Arguments... arguments) {
+    const Leave leave;
     try {
       return function(std::forward<Arguments>(arguments)...);
     } catch (const RingError& error) {

@@ -34,6 +34,7 @@ constexpr auto kPatienceWithTheSilent = 1500ms;
 std::shared_ptr<GroupState> state_of(const std::string& name, const Group& group) {
   static std::mutex mutex;
   static auto& states = *new std::map<std::string, std::shared_ptr<GroupState>>;  // not destroyed: devices may be gone
+  static std::set<std::string> names;                                             // that groups have had
   const auto find = [&] {
     // What was kept for groups that are gone goes too.
     std::erase_if(states, [](const auto& entry) { return entry.second->group.expired(); });
@@ -47,7 +48,10 @@ std::shared_ptr<GroupState> state_of(const std::string& name, const Group& group
   const bool inherited = host().is_inherited != nullptr && host().is_inherited(name);  // without the lock
   const std::lock_guard lock(mutex);
   auto state = find();
-  if (state == nullptr) state = states[name] = std::make_shared<GroupState>(group, inherited ? 0 : ::getpid());
+  if (state == nullptr) {
+    const bool is_first = names.insert(name).second;
+    state = states[name] = std::make_shared<GroupState>(group, inherited ? 0 : ::getpid(), is_first);
+  }
   return state;
 }
 
@@ -65,8 +69,7 @@ Group group_of(const std::string& name) {
   }
 }
 
-// Both fit a number that is a tensor's: a process that makes more calls on one group, or more groups, is not known.
-constexpr int kCallBits = 40;
+constexpr int kCallBits = 40;  // of a mark: the number of the call; above are those of the generation
 
 std::int64_t next_generation() {
   static std::atomic<std::int64_t> last = 0;
@@ -110,8 +113,8 @@ void connect(Transport& transport, at::Device where) {
 
 }  // namespace
 
-GroupState::GroupState(const Group& process_group, int made_by)
-    : group(process_group), generation(next_generation()), process(made_by) {}
+GroupState::GroupState(const Group& process_group, int made_by, bool is_first)
+    : group(process_group), generation(next_generation()), process(made_by), life(std::make_shared<Life>(is_first)) {}
 
 Ring Ring::of_group(const std::string& name) {
   Ring ring;
@@ -230,7 +233,7 @@ Agreement::Agreement(Ring& ring, const Call& call, const Prepare& prepare)
     header.refuse(reason_of(refusal));
   }
   if (is_compared(call, on_gpus)) {
-    show(header, refusal);
+    show(header, on_gpus, refusal);
   } else if (refusal) {
     ring.state->unsettled = true;
   }
@@ -264,7 +267,7 @@ bool Agreement::is_compared(const Call& call, bool on_gpus) const {
   return true;
 }
 
-void Agreement::show(CallHeader& header, const std::exception_ptr& refusal) {
+void Agreement::show(CallHeader& header, bool on_gpus, const std::exception_ptr& refusal) {
   Transport& carrier = ring_.header_transport == nullptr ? *ring_.transport : *ring_.header_transport;
   if (const std::string obstacle = carrier.obstacle(at::kCPU); !obstacle.empty()) {
     if (refusal) return;
@@ -285,9 +288,17 @@ void Agreement::show(CallHeader& header, const std::exception_ptr& refusal) {
   const Verdict found = verdict(headers);
   if (ring_.state != nullptr) {
     // Ranks that have lost count say so once and go on together.
+    bool in_step = true;
     for (const CallHeader& other : headers) {
       if (other.get(Field::protocol) != CallHeader::kProtocol) continue;
+      in_step &= other.get(Field::call) == call_;
       ring_.state->calls = std::max(ring_.state->calls.load(), other.get(Field::call));
+    }
+    const auto compares_all = [&] {
+      return settings().check == Check::always || (settings().check == Check::automatic && !on_gpus);
+    };
+    if (!in_step && ring_.state->agreed && !compares_all()) {
+      ring_.state->failure = RingError(found.text, {ring_.rank, found.rank, ring_.name, call_});
     }
     ring_.state->agreed |= found.text.empty();
     ring_.state->unsettled = false;

@@ -31,7 +31,7 @@ class Busy {
 
 // What this process remembers of a group from call to call.
 struct GroupState {
-  GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group, int made_by);
+  GroupState(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group, int made_by, bool is_first);
 
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   const std::int64_t generation;                // of the groups of this process no other has it
@@ -39,7 +39,7 @@ struct GroupState {
   std::mutex for_side;                          // guards:
   c10::intrusive_ptr<c10d::ProcessGroup> side;  // on which headers travel; null: on the group itself
   std::atomic<std::int64_t> calls = 0;
-  const std::shared_ptr<Life> life = std::make_shared<Life>();
+  const std::shared_ptr<Life> life;
   bool agreed = false;               // the ranks have compared a call and found nothing wrong
   bool unsettled = false;            // this rank has refused a call, and the others have not heard of it
   bool connected = false;            // its connections for GPUs have been opened
@@ -107,7 +107,8 @@ void use_side_group(const std::string& name, const std::string& side);
 // A failure in the comparison or in the payload breaks the group for good: part of a call's messages may be under way.
 // The rank then leaves a report for the others, closes its connections, so that whoever waits for it fails too, and
 // raises; so does every later call on the group, at once and with the first cause. A disagreement or a refusal leaves
-// the group as it was.
+// the group as it was; only ranks that have lost count of calls that are not all compared cannot go on, since what they
+// have enqueued does not pair up.
 //
 // The first call with tensors on GPUs also opens the connections, by a hop in each direction, whether or not it has
 // anything to exchange: all ranks must take part in that. It cannot be captured.
@@ -133,7 +134,7 @@ class Agreement {
  private:
   Reports reports() const;
   bool is_compared(const Call& call, bool on_gpus) const;
-  void show(CallHeader& header, const std::exception_ptr& refusal);
+  void show(CallHeader& header, bool on_gpus, const std::exception_ptr& refusal);
   [[noreturn]] void fail(const std::exception_ptr& error);
   RingError explain(const RingError& own) const;
 

@@ -120,9 +120,9 @@ def prepare(name: str) -> None:
         if side.failure is None and torch.ops.ringattn.lacks_side_group(name):
             side.failure = "its making was interrupted"
             try:
-                _interruptible(lambda: _make_side_group(group))
+                _attach(name, _interruptible(lambda: _make_side_group(group)))
                 side.failure = None
-            except RuntimeError as error:
+            except Exception as error:
                 side.failure = str(error)
     if side.failure is not None:
         raise RingError(
@@ -133,32 +133,37 @@ def prepare(name: str) -> None:
         )
 
 
-def _interruptible(function: Callable[[], None]) -> None:
-    """function() in a thread of its own, so that this one hears of Ctrl-C while it waits."""
-    outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+def _interruptible(function: Callable[[], _T]) -> _T:
+    """function() in a thread of its own, so that this one hears of Ctrl-C while it waits. The thread then goes on, and
+    what it returns is lost."""
+    outcomes: queue.SimpleQueue[tuple[list[_T], BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            function()
+            outcomes.put(([function()], None))
         except BaseException as error:
-            outcomes.put(error)
-        else:
-            outcomes.put(None)
+            outcomes.put(([], error))
 
     threading.Thread(target=run, name="ringattn_side", daemon=True).start()
-    if (error := outcomes.get()) is not None:
+    results, error = outcomes.get()
+    if error is not None:
         raise error
+    return results[0]
 
 
-def _make_side_group(group: dist.ProcessGroup) -> None:
+def _make_side_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     # By hand, over the group's own store: dist.new_group names a group by how many others this process has made, which
     # the members of this one need not agree on, and it sorts the ranks.
-    name, rank, size = group.group_name, group.rank(), group.size()
+    rank, size = group.rank(), group.size()
     store = dist.PrefixStore("ringattn_headers", group.get_group_store())
     side = dist.ProcessGroup(store, rank, size)
     backend = dist.ProcessGroupGloo(store, rank, size, _timeout(group))
     side._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     side._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return side
+
+
+def _attach(name: str, side: dist.ProcessGroup) -> None:
     side_name = f"{name}/ringattn_headers"
     side._set_group_name(side_name)
     dist.distributed_c10d._register_process_group(side_name, side)

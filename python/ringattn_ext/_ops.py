@@ -39,7 +39,7 @@ _ORDER = torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 def order() -> Tensor:
-    """A tensor for a ring operator to write its call number to.
+    """A tensor for a ring operator to write the mark of its call to.
 
     In compiled code it is the same for all calls of the process, which keeps them in program order, whatever group they
     are on; so compiled calls belong on one thread. Otherwise it is a new one: threads have nothing in common.
@@ -77,7 +77,7 @@ def ring_call(group: str, function: Callable[[], _T], example: object = None) ->
         stack.pop()
         for outer in stack:
             if outer.group == group:
-                outer.calls = torch.ops.ringattn.calls(group)
+                outer.calls += torch.ops.ringattn.calls(group) - begun.calls
 
 
 def refuse(group: str, reason: str, payload: torch.device) -> None:
