@@ -10,8 +10,9 @@ from scripts import INIT, run_script
 pytestmark = pytest.mark.timeout(90)
 
 
-def test_python_ends_while_a_thread_waits(tmp_path: Path) -> None:
-    """A daemon thread in a call is no reason to crash: not while it waits, and not if its wait fails then."""
+@pytest.mark.parametrize("end", ["lost", "refused", "well"])
+def test_python_ends_while_a_thread_waits(end: str, tmp_path: Path) -> None:
+    """A daemon thread in a call is no reason to crash, however its call ends when Python is already at its end."""
     body = """
 import threading, time
 init(0)
@@ -20,17 +21,18 @@ if rank == 0:
     call = lambda: attempt(ra.ring_attention, **small_call(rank, 2))
     threading.Thread(target=call, daemon=True).start()
     time.sleep(0.5)
-    import atexit
     class Late:                            # is deleted when Python is nearly gone
         def __del__(self, sleep=time.sleep):
             sleep(1.5)
     sys.kept = Late()
     print("ends", flush=True)
 else:
-    time.sleep(1.2)                        # and ends while the other one is at it
+    time.sleep(1.2)                        # so that it is while the other one is at it
+    if END != "lost":
+        attempt(ra.ring_attention, **small_call(rank, 2, scale=-1.0 if END == "refused" else None))
     os._exit(0)
 """
-    assert run_script(INIT + body, tmp_path, 2) == ["ends\n", ""]
+    assert run_script(f"END = {end!r}\n" + INIT + body, tmp_path, 2) == ["ends\n", ""]
 
 
 def test_interrupt_while_a_warning_is_logged(tmp_path: Path) -> None:
