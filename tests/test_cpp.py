@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import instruction_sets
@@ -54,27 +55,87 @@ def cpu_tests() -> Path:
     return build(BUILD / "tests", "ringattn_cpu_tests")
 
 
+@pytest.fixture(scope="module")
+def sanitized_tests() -> Path:
+    return build(BUILD / "sanitize", "ringattn_cpu_tests", RINGATTN_SANITIZE="address,undefined")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_core() -> None:
     run(build(BUILD / "tests", "ringattn_core_tests"), timeout=240)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", instruction_sets.each())
-def test_kernels(cpu_tests: Path, name: str) -> None:
-    output = run(cpu_tests, timeout=240, environment=instruction_sets.environment(name))
+# --- runs of the tests of csrc/cpu, each on one core ---
+
+
+def run_kernels(program: Path, name: str) -> None:
+    output = run(program, timeout=480, environment=instruction_sets.environment(name))
     assert output.startswith(f"{name}, seed ")
 
 
+def run_sanitized(program: Path, name: str) -> None:
+    run(program, seed(), 64, timeout=600, environment=instruction_sets.environment(name))
+
+
+def run_on_an_older_cpu(program: Path, cpu: str, best: str, refused: str) -> None:
+    if shutil.which(EMULATOR) is None:
+        reason = f"{EMULATOR} was not found; on Debian: apt-get install qemu-user"
+        pytest.fail(reason) if SKIPPED_MEANS_FAILED else pytest.skip(reason)
+    emulated = (EMULATOR, "-cpu", cpu, program)
+    message = run(*emulated, timeout=120, environment=instruction_sets.environment(refused), status=2)
+    assert f'RINGATTN_CPU is "{refused}": expected generic' in message
+    environment = {name: value for name, value in os.environ.items() if name != "RINGATTN_CPU"}
+    output = run(*emulated, seed(), 7, timeout=1100, environment=environment)
+    assert output.startswith(f"{best}, seed ")
+
+
+RUNS = {
+    "kernels": run_kernels,
+    "kernels_with_sanitizers": run_sanitized,
+    "kernels_on_an_older_cpu": run_on_an_older_cpu,
+}
+Outcome = Callable[[], None]
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, cpu_tests: Path) -> Iterator[dict[str, Future]]:
+    """By test: what comes of its run. All that this session has selected begin with the first, as many at a time as
+    there are cores."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asking = [item for item in items if item.module is request.module and "outcome" in item.fixturenames]
+    lacking = set(instruction_sets.NAMES) - set(instruction_sets.of_this_machine())
+    with ThreadPoolExecutor(setup.job_count(os.environ.get("MAX_JOBS"))) as pool:
+        futures = {}
+        for item in asking:
+            if item.callspec.params.get("name") in lacking:
+                continue
+            name = item.originalname.removeprefix("test_")
+            program = request.getfixturevalue("sanitized_tests") if "sanitizers" in name else cpu_tests
+            futures[item.nodeid] = pool.submit(RUNS[name], program, **item.callspec.params)
+        yield futures
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def outcome(request: pytest.FixtureRequest, runs: dict[str, Future]) -> Outcome:
+    """Waits for the run of the test, and raises what it has raised."""
+    return runs[request.node.nodeid].result
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", instruction_sets.each())
-def test_kernels_with_sanitizers(name: str) -> None:
+def test_kernels(name: str, outcome: Outcome) -> None:
+    outcome()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", instruction_sets.each())
+def test_kernels_with_sanitizers(name: str, outcome: Outcome) -> None:
     """Nothing outside of tensors and arrays is read or written, and nothing is done that C++ does not define."""
-    program = build(BUILD / "sanitize", "ringattn_cpu_tests", RINGATTN_SANITIZE="address,undefined")
-    run(program, seed(), 64, timeout=300, environment=instruction_sets.environment(name))
+    outcome()
 
 
 @pytest.mark.slow
@@ -82,16 +143,8 @@ def test_kernels_with_sanitizers(name: str) -> None:
 @pytest.mark.parametrize(
     ("cpu", "best", "refused"), [("qemu64", "generic", "avx2"), ("Haswell", "avx2", "avx512")]
 )  # the oldest of 64 bits, and one with AVX2: an instruction that it lacks ends the program
-def test_kernels_on_an_older_cpu(cpu_tests: Path, cpu: str, best: str, refused: str) -> None:
-    if shutil.which(EMULATOR) is None:
-        reason = f"{EMULATOR} was not found; on Debian: apt-get install qemu-user"
-        pytest.fail(reason) if SKIPPED_MEANS_FAILED else pytest.skip(reason)
-    emulated = (EMULATOR, "-cpu", cpu, cpu_tests)
-    message = run(*emulated, timeout=60, environment=instruction_sets.environment(refused), status=2)
-    assert f'RINGATTN_CPU is "{refused}": expected generic' in message
-    environment = {name: value for name, value in os.environ.items() if name != "RINGATTN_CPU"}
-    output = run(*emulated, seed(), 7, timeout=900, environment=environment)
-    assert output.startswith(f"{best}, seed ")
+def test_kernels_on_an_older_cpu(cpu: str, best: str, refused: str, outcome: Outcome) -> None:
+    outcome()
 
 
 def seed() -> int:
